@@ -199,7 +199,8 @@ async def serving(
     own = None if reading is None else TimeLimited(store, options.request_timeout_ms)
     service = await CommitService.lead(reading or store, options, own)
 
-    def subscribed(after: int, durable: bool, _with_segments: bool = True) -> AsyncIterator[EventBatch]:
+    def subscribed(after: int, durable: bool, with_segments: bool = True) -> AsyncIterator[EventBatch]:
+        del with_segments
         front.leading()
         return subscribe(service, after=after, durable=durable)
 

@@ -22,7 +22,7 @@ from holdfast.commit.reading.reader import follow
 from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
 from holdfast.commit.stages.persist import PersistRules
 from holdfast.commit.stages.pipeline import PipelineRules
-from holdfast.commit.subscription import RolledBack, subscribe
+from holdfast.commit.subscription import StartRolledBack, subscribe
 from holdfast.errors import Backpressure, Closed, Code, CorruptData, Fenced, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import CreateAnswer, Listed
@@ -222,7 +222,7 @@ async def test_a_start_that_was_rolled_back_is_told_where_to_go(store: Gate) -> 
     old = await lead(store)
     last = await put(old, b"a")
     new = await lead(store)
-    with pytest.raises(RolledBack) as caught:
+    with pytest.raises(StartRolledBack) as caught:
         await anext(subscribe(new, after=last + 5))
     assert caught.value.roll_back_to == last
     first = (await anext(subscribe(new, after=last + 5, durable=False))).events[0]

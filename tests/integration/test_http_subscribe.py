@@ -343,7 +343,7 @@ def test_a_reader_that_leaves_before_the_first_event_is_no_fault(method: str, mo
                 open_readers.remove(after)
 
         async with serving(view=False) as here:
-            monkeypatch.setattr(here.subscriptions, "_subscribe", silent)
+            monkeypatch.setattr(here.subscriptions, "_open_batches", silent)
             client = await here.connect()
             client.send(request(method, "/v1/subscribe"))
             if method == "HEAD":
@@ -366,7 +366,7 @@ def test_a_reader_without_whom_the_live_events_moved_on_is_told_that_it_lags(mon
             raise Backpressure("subscriber is too far behind", code=Code.LAGGING)
 
         async with serving(view=False) as here:
-            monkeypatch.setattr(here.subscriptions, "_subscribe", moved_on)
+            monkeypatch.setattr(here.subscriptions, "_open_batches", moved_on)
             stream = await Stream.open(here)
             await stream.next("checkpoint")
             assert (await stream.next("lagging")).data == {"unsent_bytes": 0}
@@ -384,7 +384,7 @@ def test_damage_in_the_middle_of_a_stream_is_its_last_event(monkeypatch: pytest.
             raise CorruptData("an object is damaged", code=Code.CORRUPT_LOG, hint="repair it")
 
         async with serving(view=False) as here:
-            monkeypatch.setattr(here.subscriptions, "_subscribe", damaged)
+            monkeypatch.setattr(here.subscriptions, "_open_batches", damaged)
             stream = await Stream.open(here)
             await stream.next("checkpoint")
             error = (await stream.next("error")).data

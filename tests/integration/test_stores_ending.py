@@ -226,7 +226,7 @@ def test_a_read_waits_until_what_it_shows_is_safe(tmp_path: Path) -> None:
 
                 log.sync = slow  # type: ignore[method-assign]
             else:
-                own = stores.leader._own
+                own = stores.leader._leader_store
                 create = own.create
 
                 async def held(name: str, data: bytes) -> CreateAnswer:

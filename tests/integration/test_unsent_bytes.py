@@ -161,7 +161,7 @@ def test_history_is_read_for_a_few_streams_of_a_client_and_not_for_one_that_take
         nonlocal most
         async with serving(limits=LIMITS, tokens=TOKENS, options=FEW_RECENT) as here:
             subscriptions = here.subscriptions
-            subscribed = subscriptions._subscribe  # pyright: ignore[reportPrivateUsage]
+            subscribed = subscriptions._open_batches  # pyright: ignore[reportPrivateUsage]
 
             async def watched(after: int, durable: bool, with_segments: bool) -> Any:
                 nonlocal most
@@ -175,7 +175,7 @@ def test_history_is_read_for_a_few_streams_of_a_client_and_not_for_one_that_take
                 finally:
                     open_now.discard(id(mark))
 
-            subscriptions._subscribe = watched  # pyright: ignore[reportPrivateUsage]
+            subscriptions._open_batches = watched  # pyright: ignore[reportPrivateUsage]
             writer = await here.connect()
             for number in range(30):
                 await commit(writer, f"k{number}")

@@ -103,7 +103,8 @@ async def application(
         options = ServiceOptions(allow_new=True, probe=False, stores_mode=StoresMode.LOG)
         service = await CommitService.lead(store, options, clock=clock)
 
-        def subscribed(after: int, durable: bool, _with_segments: bool = True) -> AsyncIterator[EventBatch]:
+        def subscribed(after: int, durable: bool, with_segments: bool = True) -> AsyncIterator[EventBatch]:
+            del with_segments
             return subscribe(service, after=after, durable=durable)
 
         metrics, watch = ServerMetrics(front), StoreWatch(front)

@@ -22,7 +22,7 @@ from holdfast.commit.format.batch import SPAN_MAX, object_name
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.commit.reading.feed import Checkpoint, Event, LeaderChange, TransactionEvent
 from holdfast.commit.service import CommitService, ServiceOptions
-from holdfast.commit.subscription import RolledBack, subscribe
+from holdfast.commit.subscription import StartRolledBack, subscribe
 from holdfast.errors import CorruptData
 from holdfast.objects.memory import MemoryStore
 from holdfast.segments import history
@@ -123,7 +123,7 @@ async def told(
                 found += batch.events
                 if batch.last_version >= service.claim.last_version:
                     break
-    except RolledBack as error:
+    except StartRolledBack as error:
         found.append(LeaderChange(error.roll_back_to, error.leader_id))
     return found
 

@@ -4,13 +4,13 @@ Read in this order:
 
 1. ``protocol`` decides. Procedures and machines without I/O say what to send, when to retry and what an outcome proves.
    ``protocol.log_operations`` (the rules of a commit) is the place to start; ``protocol.stores`` are the machines of
-   publishers, subscribers and watches.
+   publishers, subscribers and watches. ``protocol.gathering`` says which commits and gets travel in one request.
 2. ``transport`` has connections: ``transport.aio`` on an event loop and ``transport.sync`` with sockets and threads,
    with the same names in both.
 3. ``aio`` has the asyncio clients, which join ``protocol`` and ``transport``. ``sync`` has the blocking clients;
    ``scripts/generate_sync_clients.py`` generates them from ``aio``.
 
-Every operation is a loop of the same kind::
+Every other operation is a loop of the same kind::
 
     effect = next(procedure)                                # for example Send(endpoint, request, timeout_ms)
     while True:

@@ -122,15 +122,15 @@ class CommitService:
         takeover: Takeover,
         identity: Identity,
         options: ServiceOptions,
-        own: ObjectStore | None = None,
+        leader_store: ObjectStore | None = None,
         clock: Clock = now,
     ) -> None:
         claim = takeover.claim
         self._clock = clock
         self.store = store
-        if own is None:
-            own = store = TimeLimited(store, options.request_timeout_ms)
-        self._own = own
+        if leader_store is None:
+            leader_store = store = TimeLimited(store, options.request_timeout_ms)
+        self._leader_store = leader_store
         self.takeover = takeover
         self.claim = claim
         self.leader_id = claim.leader_id.hex()
@@ -157,7 +157,7 @@ class CommitService:
         self._queued = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0.0
-        self._signs = Signs(own, claim, identity.here, options.interval_ms(store.url))
+        self._signs = Signs(leader_store, claim, identity.here, options.interval_ms(store.url))
         self._shown_ms = -math.inf
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._history = AttemptHistory(store, claim)
@@ -172,13 +172,14 @@ class CommitService:
 
     @classmethod
     async def lead(
-        cls, store: ObjectStore, options: ServiceOptions, own: ObjectStore | None = None, clock: Clock = now
+        cls, store: ObjectStore, options: ServiceOptions, leader_store: ObjectStore | None = None, clock: Clock = now
     ) -> CommitService:
         """Recover the log and become its leader. Raises, and after a crash: see ``takeover.take_the_lead``.
 
-        ``store`` serves all readers of history. ``own`` reaches the same objects for the leader itself, so that it does
-        not wait for readers; each of its requests must end in bounded time. Without it, ``store`` within
-        ``request_timeout_ms``.
+        ``store`` serves all readers of history. ``leader_store`` reaches the same objects for the leader itself, so
+        that it does not wait for readers; each of its requests must end in bounded time. Without it, ``store`` within
+        ``request_timeout_ms``. In a service it is ``BudgetedStore.own`` over ``TimeLimited`` over the store of the URL:
+        see ``server.run``.
         """
         scope = local_scope(options.address, is_bound=options.address_is_bound)
         here = local_place(options.bound)
@@ -186,7 +187,7 @@ class CommitService:
         how = replace(options, retry_budget_ms=options.rules.persist.give_up_after_ms)
         genesis = await require_genesis(store)
         takeover = await take_the_lead(store, identity, LogId(os.urandom(16)), how, clock)
-        service = cls(store, takeover, identity, options, own, clock)
+        service = cls(store, takeover, identity, options, leader_store, clock)
         if genesis is None or genesis.log_id == takeover.claim.log_id:
             service.lineage = Lineage(service.log_id)
         else:
@@ -633,15 +634,16 @@ class CommitService:
     async def _put(self, put: Put) -> None:
         answer: CreateAnswer
         try:
-            answer = await self._own.create(object_name(put.slot), put.data)
+            answer = await self._leader_store.create(object_name(put.slot), put.data)
         except (HoldfastError, OSError) as error:
             # The port forbids it, but the batch must be sent again or given up in any case.
             answer = Unknown(statement_of(error))
         self._step(events.PutAnswered(self._clock(), put.slot, answer, put.number))
 
     async def _read_back(self, effect: ReadBack) -> None:
+        header: Header | Unknown | None
         try:
-            data = await self._own.read(object_name(effect.slot), length=HEADER_BYTES)
+            data = await self._leader_store.read(object_name(effect.slot), length=HEADER_BYTES)
             header = decode_header(data, slot=effect.slot)
         except NotFound:
             header = None
@@ -650,13 +652,13 @@ class CommitService:
             self._step(events.HeaderFound(self._clock(), effect.slot, None, True))
             return
         except (HoldfastError, OSError) as error:
-            header = Unknown(f"read back: {statement_of(error)}")  # type: ignore[assignment]
+            header = Unknown(f"read back: {statement_of(error)}")
         self._step(events.HeaderFound(self._clock(), effect.slot, header, effect.certain))
 
     async def _check_ownership(self) -> None:
         newest: Slot | Unknown | None
         try:
-            newest = await newest_slot(self._own)
+            newest = await newest_slot(self._leader_store)
         except (HoldfastError, OSError) as error:
             final = isinstance(error, HoldfastError) and error.code is Code.DIRECTORY_REPLACED
             newest = Unknown(statement_of(error), final=final)

@@ -91,7 +91,7 @@ class FeedSource(Protocol):
         ...
 
 
-class RolledBack(HoldfastError):
+class StartRolledBack(HoldfastError):
     """The starting point belongs to a leader that was deposed before it became durable. Start from ``roll_back_to``."""
 
     default_code = Code.ROLLED_BACK
@@ -113,8 +113,8 @@ async def subscribe(
     """The events after version ``after``, as batches that became visible together; endless until the leadership ends.
 
     Live batches are shared by all subscribers and must not be changed. With ``durable`` false, transactions come as
-    soon as they are accepted, and checkpoints say what became durable; the last batch is then a LeaderChange.
-    Raises: InvalidRequest ``future_version``, RolledBack, NotFound ``log_truncated``, Backpressure ``lagging`` (this
+    soon as they are accepted, and checkpoints say what became durable; the last batch is then a LeaderChange. Raises:
+    InvalidRequest ``future_version``, StartRolledBack, NotFound ``log_truncated``, Backpressure ``lagging`` (this
     subscriber had caught up and fell more than ``bytes_behind_max`` behind the live end, or out of the live buffer),
     Fenced ``leader_changed`` (the version may be a later leader's), Unavailable, CorruptData.
     """
@@ -269,7 +269,7 @@ async def _older(
     if back is not None:
         roll_back_to, leader_id = back
         if durable:
-            raise RolledBack(roll_back_to, leader_id)
+            raise StartRolledBack(roll_back_to, leader_id)
         after = roll_back_to
         yield EventBatch(after, 64, service.log_id, (LeaderChange(after, leader_id),)), after
     async with aclosing(older.events(after, until)) as batches:
@@ -302,7 +302,7 @@ async def _of_log(service: FeedSource, after: int, durable: bool) -> AsyncIterat
     async for leadership in LeadershipWalk(service.store, service.claim, service.durable_header()):
         if leadership.rolls_back(after):
             if durable:
-                raise RolledBack(leadership.rolled_back_to, leadership.claim.leader_id.hex())
+                raise StartRolledBack(leadership.rolled_back_to, leadership.claim.leader_id.hex())
             leader_id = leadership.claim.leader_id.hex()
             change = LeaderChange(leadership.rolled_back_to, leader_id)
             log_id = (leadership.claim.parent_log_id or leadership.claim.log_id).hex()

@@ -28,7 +28,7 @@ from holdfast.commit.format.chain import next_slot
 from holdfast.commit.leadership.role import CopyRole
 from holdfast.commit.leadership.takeover import read_records
 from holdfast.commit.reading.lineage import Lineage, lineage_of
-from holdfast.commit.reading.reader import LoggedBatch, find_frontier, read_header, require_frontier
+from holdfast.commit.reading.reader import LoggedBatch, find_frontier, find_header, require_frontier
 from holdfast.copies.chain import carry
 from holdfast.copies.holding import NOTHING, Held, held, hold_id, set_source_hold
 from holdfast.copies.manifests import copy_foundations, newest_needed
@@ -218,7 +218,7 @@ class Mirror:
         for _ in range(max(1, int(IDLE_SECONDS / self._options.poll_seconds))):
             await asyncio.sleep(self._options.poll_seconds)
             try:
-                if await read_header(self._source, next_slot(self._head)) is not None:
+                if await find_header(self._source, next_slot(self._head)) is not None:
                     return
             except Unavailable as error:
                 log.warning("mirror_waits", error=str(error))

@@ -30,8 +30,8 @@ from holdfast.commit.reading.reader import (
     LoggedBatch,
     claims_after,
     find_frontier,
+    find_header,
     follow,
-    read_header,
     require_frontier,
     walker_from,
 )
@@ -61,13 +61,13 @@ async def standing_of(source: ObjectStore, copy: ObjectStore, *, truncated_throu
         return None
     head, claim = frontier
     if head.kind is not Kind.CLAIM:
-        before = await read_header(copy, head.prev)
+        before = await find_header(copy, head.prev)
         if before is None:
             return None  # the first object after what was removed from the source
         head = before
     if head.last_version <= truncated_through:
         return None
-    original = await read_header(source, head.slot)
+    original = await find_header(source, head.slot)
     if original is None or (original != head and await _is_truncated(source, head)):
         raise NotFound(
             "the source was truncated past the end of this copy",

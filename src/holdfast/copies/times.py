@@ -20,7 +20,7 @@ from typing import Final
 from holdfast.commit.format.batch import FIRST_SLOT, Header, jump
 from holdfast.commit.format.chain import next_slot
 from holdfast.commit.format.log_clock import STEP_MS_MAX, wall_ms_of
-from holdfast.commit.reading.reader import Leadership, LeadershipWalk, newest_where, read_header
+from holdfast.commit.reading.reader import Leadership, LeadershipWalk, find_header, newest_where
 from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.objects.port import ObjectStore
 
@@ -146,7 +146,7 @@ async def _parts_back(source: ObjectStore, claim: Header, newest: Header) -> Asy
         while is_whole and leadership.claim.clock_steps != last.clock_steps:
             until_last = replace(leadership, newest=last)
             slot, before = await newest_where(source, until_last, _before_step(last.clock_steps))
-            first = await read_header(source, jump(leadership.claim.slot) if slot is None else slot - 1)
+            first = await find_header(source, jump(leadership.claim.slot) if slot is None else slot - 1)
             part = _Part(leadership, last if first is None else first, last, following)
             yield part
             is_whole = slot is None or before is not None
@@ -169,7 +169,7 @@ async def _newest_with(source: ObjectStore, part: _Part, holds: Callable[[Header
 async def _reached(source: ObjectStore, part: _Part, time_ms: int) -> Header | None:
     """The newest object before the wall clock had passed the time in a part; the one before the part for none."""
     if wall_ms_of(part.first) > time_ms:
-        return await read_header(source, part.first.prev)
+        return await find_header(source, part.first.prev)
 
     def is_early(header: Header) -> bool:
         return header.clock_steps < part.last.clock_steps or wall_ms_of(header) <= time_ms
@@ -186,7 +186,7 @@ async def _chosen(source: ObjectStore, part: _Part, time_ms: int, doubts: _Doubt
     chosen = await _newest_with(source, part, is_early)
     if chosen is None:
         raise _too_old(part.last, time_ms)
-    place = TimePlace(chosen, await read_header(source, next_slot(chosen)))
+    place = TimePlace(chosen, await find_header(source, next_slot(chosen)))
     if place.following is not None and place.following.claim == chosen.claim and not part.is_undone:
         rest = _Part(part.leadership, place.following, part.last, None)
         if _disagrees(rest.first) and rest.first.ahead_s < 0 and rest.first.clock_steps == part.last.clock_steps:

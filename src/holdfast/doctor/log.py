@@ -15,7 +15,7 @@ from holdfast.commit.format.batch import FIRST_SLOT, Header
 from holdfast.commit.leadership.evidence import LeaderAnswer, Reply
 from holdfast.commit.leadership.peer_tls import UNVERIFIED_FIX
 from holdfast.commit.reading.lineage import lineage_of
-from holdfast.commit.reading.reader import LeadershipWalk, check_truncated, find_frontier, read_header
+from holdfast.commit.reading.reader import LeadershipWalk, check_truncated, find_frontier, find_header
 from holdfast.doctor.finding import Finding, Level
 from holdfast.errors import CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.foundations.readings import FoundationReport, newest_record
@@ -138,7 +138,7 @@ def _no_answer(error: HoldfastError) -> Finding:
 
 async def _beginning(store: ObjectStore, head: Header, claim: Header) -> Finding:
     """The first claim, and the newest leaderships, are there."""
-    if await read_header(store, FIRST_SLOT) is None:
+    if await find_header(store, FIRST_SLOT) is None:
         return Finding(
             Level.ERROR, "claims", "the first claim of the log is missing; no service leads this log",
             f"restore batches/{slot_text(FIRST_SLOT)} from a copy; no lifecycle rule may delete under the log's prefix",

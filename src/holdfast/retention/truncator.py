@@ -27,7 +27,7 @@ import structlog
 from holdfast.commit.format.batch import FIRST_SLOT, Header, Kind, StoresMode, jump
 from holdfast.commit.format.log_clock import Moment, age_ms
 from holdfast.commit.leadership.takeover import Clock
-from holdfast.commit.reading.reader import read_header
+from holdfast.commit.reading.reader import find_header
 from holdfast.commit.service import CommitService
 from holdfast.errors import CorruptData, Fenced, HoldfastError, NotFound, Unavailable
 from holdfast.foundations.keeping import KeptSnapshots, StrayParts
@@ -361,7 +361,7 @@ class Truncator:
             return before
         newest = self._service.durable_header()
         slot = await slot_through(self._store, self._service.claim, newest, hold.version)
-        header = None if slot is None else await read_header(self._store, slot)
+        header = None if slot is None else await find_header(self._store, slot)
         begun_ms = (newest if header is None else header).time_ms
         return HoldState(hold.version, begun_ms + hold.seconds * 1000)
 
@@ -407,7 +407,7 @@ class Truncator:
     async def _oldest(self, newest: Header) -> Header:
         """The oldest object that is not truncated."""
         before = await self._newest_truncated(newest)
-        header = await read_header(self._store, FIRST_SLOT if before is None else before - 1)
+        header = await find_header(self._store, FIRST_SLOT if before is None else before - 1)
         return newest if header is None else header
 
     def _warn_of_held_back(self, content: Content) -> None:

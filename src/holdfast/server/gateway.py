@@ -1,8 +1,8 @@
 """``Gateway``: it stands between the connections of one server and the commit service, and limits what passes.
 
-The gateway admits commits and gives all commits of one turn of the event loop to the service in one list. If several
-callers ask for the version in one turn, it asks the service once. While this process does not lead, requests for the
-log are answered ``not_leader``. Health, metrics and open streams do not pass through admission.
+The gateway admits commits and hands them to the service, which collects what comes within two turns of the event loop.
+If several callers ask for the version in one turn, it asks the service once. While this process does not lead, requests
+for the log are answered ``not_leader``. Health, metrics and open streams do not pass through admission.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ class _Process:
         self._gateway.read_only = self._serving.read_only
         self._metrics = ServerMetrics(self._gateway)
         self._watch = StoreWatch(self._gateway, stalled_ms_max=settings.commit.stalled_after_seconds * 1000.0)
-        self._subscriptions = Subscriptions(self._gateway, self._subscribe)
+        self._subscriptions = Subscriptions(self._gateway, self._open_batches)
         self._older = segment_history(settings.log.segments_url)
         self._view = EmbeddedView(
             settings.view.enabled,
@@ -206,7 +206,7 @@ class _Process:
                 log_format=settings.logging.format,
                 log_level=settings.logging.level,
             ),
-            self._subscribe,
+            self._open_batches,
             settings.view.memory_bytes,
         )
         self._metrics.view = self._view
@@ -559,7 +559,7 @@ class _Process:
             stalled_ms_max=settings.commit.stalled_after_seconds * 1000.0,
         )
 
-    def _subscribe(self, after: int, durable: bool, with_segments: bool = True) -> AsyncIterator[EventBatch]:
+    def _open_batches(self, after: int, durable: bool, with_segments: bool = True) -> AsyncIterator[EventBatch]:
         reader = self._gateway.reading()
         if not durable and self._gateway.service is None:
             raise self._gateway.not_leading()  # only the leader has events that are not durable yet

@@ -15,7 +15,7 @@ import structlog
 
 from holdfast.commit.format.batch import FIRST_SLOT, PREFIX, slot_of
 from holdfast.commit.reading.lineage import lineage_of
-from holdfast.commit.reading.reader import read_header
+from holdfast.commit.reading.reader import find_header
 from holdfast.commit.service import CommitService
 from holdfast.errors import HoldfastError
 from holdfast.objects.port import ObjectStore, Pages
@@ -110,7 +110,7 @@ class SnapshotSchedule:
             self._bytes_before += sum(row.size for row in newer)
             if len(newer) < len(rows) or self._bytes_before >= self._options.every_bytes:
                 break
-        header = await read_header(self._store, slot)
+        header = await find_header(self._store, slot)
         # Where retention removed the object, the snapshot is older than everything that stays.
         self._made_ms = 0.0 if header is None else header.time_ms
         self._known = True

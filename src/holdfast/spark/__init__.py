@@ -8,11 +8,10 @@ through the module ``pyspark_holdfast``. A pipeline is a job and the loop that r
     spark = session()
     run_pipeline(Latest(spark, "s3://bucket/log", "s3://lake/latest"), "s3://bucket/log", "s3://lake/latest")
 
-Read in this order: ``data_source`` (what Spark calls) and ``options``; ``source.plan`` and
-``source.scan`` (a read); ``sink.record`` and ``sink.task`` (a write); ``log.runner`` and ``log.delta_output`` (a job
-step by step); ``tables`` (the jobs); ``bulk.load`` (the four commit stages as Spark jobs). Imports go one way:
-``commands``, then ``tables`` and ``bulk``, ``log``, ``data_source``, ``messages``, ``source`` with
-``sink``, ``options``, ``columns`` and ``typed``, ``runtime``.
+Read in this order: ``data_source`` (what Spark calls) and ``options``; ``source.plan`` and ``source.scan`` (a read of a
+log), ``source.table`` (of a table); ``messages`` (of queues and stores); ``sink.record`` and ``sink.task`` (a write);
+``log.runner`` and ``log.delta_output`` (a job step by step); ``tables`` (the jobs); ``bulk.load`` (the four commit
+stages as Spark jobs). Imports go one way: the contract ``spark`` in pyproject.toml.
 
 The names below are imported when they are first used: Spark starts a Python process for every plan, which imports
 this package for the source alone.

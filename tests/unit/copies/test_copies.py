@@ -17,7 +17,7 @@ from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.role import PROMOTED_KEY, ROLE_KEY, Promoted, encode_record
 from holdfast.commit.leadership.takeover import TakeoverOptions, take_the_lead
 from holdfast.commit.reading.lineage import lineage_of
-from holdfast.commit.reading.reader import find_frontier, follow, read_header
+from holdfast.commit.reading.reader import find_frontier, find_header, follow
 from holdfast.commit.reading.survey import verify_log, walker_after
 from holdfast.copies.mirroring import Mirror, MirrorOptions
 from holdfast.copies.promoting import promote, retire
@@ -294,7 +294,7 @@ def test_a_mirror_that_came_too_late_is_told_so_where_a_late_object_took_the_pla
         await Mirror(source.store, copy, MirrorOptions()).run()
         frontier = await find_frontier(copy)
         assert frontier is not None
-        head = frontier[0] if frontier[0].kind is Kind.CLAIM else await read_header(copy, frontier[0].prev)
+        head = frontier[0] if frontier[0].kind is Kind.CLAIM else await find_header(copy, frontier[0].prev)
         assert head is not None
         source.log.grow(1_100)
         await source.truncate(source.versions[-40])

@@ -13,7 +13,7 @@ from tests.unit.snapshots.logs import RandomLog
 
 from holdfast.commit.format.batch import HEADER_BYTES, PREFIX, Header, Kind, encode_object, object_name, slot_of
 from holdfast.commit.format.log_clock import Moment
-from holdfast.commit.reading.reader import read_header
+from holdfast.commit.reading.reader import find_header
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import Pages
 from holdfast.retention.ages import AgeBand, bytes_by_age
@@ -32,7 +32,7 @@ class CountingStore(MemoryStore):
 async def header_of(store: MemoryStore, key: str) -> Header:
     slot = slot_of(key)
     assert slot is not None
-    header = await read_header(store, slot)
+    header = await find_header(store, slot)
     assert header is not None
     return header
 

@@ -154,6 +154,6 @@ async def stands_at_the_newest_key(
     if not rows:
         return None
     slot = int(rows[0].key[-20:])
-    header = await reader.read_header(origin, slot)
-    claim = None if header is None else await reader.read_header(origin, header.claim)
+    header = await reader.find_header(origin, slot)
+    claim = None if header is None else await reader.find_header(origin, header.claim)
     return None if header is None or claim is None else ChainWalker(header, claim)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from holdfast.commit.format.batch import FIRST_SLOT, PREFIX, Header, Kind
 from holdfast.commit.format.chain import broken
-from holdfast.commit.reading.reader import LeadershipWalk, claims_after, read_header
+from holdfast.commit.reading.reader import LeadershipWalk, claims_after, find_header
 from holdfast.errors import Code, InvalidRequest, Unavailable
 from holdfast.objects.port import ObjectStore
 
@@ -66,7 +66,7 @@ async def lineage_of(store: ObjectStore, claim: Header) -> Lineage:
     retention has removed what links them, a LIST of what is older, and a header read for each claim in it.
     Raises: Unavailable, CorruptData.
     """
-    genesis = claim if claim.slot == FIRST_SLOT else await read_header(store, FIRST_SLOT)
+    genesis = claim if claim.slot == FIRST_SLOT else await find_header(store, FIRST_SLOT)
     if genesis is None:
         raise broken("the first claim has gone", FIRST_SLOT)
     forked_at: dict[str, int] = {}
@@ -77,7 +77,7 @@ async def lineage_of(store: ObjectStore, claim: Header) -> Lineage:
             _note(oldest, forked_at)
         if oldest.slot != FIRST_SLOT:
             for slot in await claims_after(store, oldest.slot):
-                header = await read_header(store, slot)
+                header = await find_header(store, slot)
                 if header is not None and header.kind is Kind.CLAIM:
                     _note(header, forked_at)
     return Lineage(claim.log_id.hex(), forked_at)
@@ -91,10 +91,10 @@ def _note(claim: Header, forked_at: dict[str, int]) -> None:
 async def require_genesis(store: ObjectStore) -> Header | None:
     """Refuse a log without its first claim, which every reader needs. Returns the claim. Raises: CorruptData."""
     try:
-        genesis = await read_header(store, FIRST_SLOT)
+        genesis = await find_header(store, FIRST_SLOT)
         if genesis is not None or not await store.list(PREFIX, limit=1):
             return genesis
-        if await read_header(store, FIRST_SLOT) is None:  # the log did not begin between the two requests
+        if await find_header(store, FIRST_SLOT) is None:  # the log did not begin between the two requests
             raise broken("the first claim has gone", FIRST_SLOT)
     except Unavailable:
         pass

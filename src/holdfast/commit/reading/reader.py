@@ -91,7 +91,7 @@ class Leadership:
         return not self.is_first and self.rolled_back_to < version < self.base
 
 
-async def read_header(store: ObjectReader, slot: int) -> Header | None:
+async def find_header(store: ObjectReader, slot: int) -> Header | None:
     """The header in a slot, None when it is empty. Raises: Unavailable, CorruptData."""
     data = await read_if_there(store, object_name(slot), length=HEADER_BYTES)
     return None if data is None else decode_header(data, slot=slot)
@@ -186,7 +186,7 @@ async def find_frontier(store: ObjectStore) -> tuple[Header, Header] | None:
 
 async def claim_of(store: ObjectReader, header: Header) -> Header:
     """The claim that an object belongs to. Raises: CorruptData when it has gone, Unavailable."""
-    claim = header if header.kind is Kind.CLAIM else await read_header(store, header.claim)
+    claim = header if header.kind is Kind.CLAIM else await find_header(store, header.claim)
     if claim is None:
         raise broken("claim has gone", header.claim)
     return claim
@@ -204,7 +204,7 @@ async def _copy_from(store: ObjectStore) -> Slot | None:
     """Where a copy begins that is going on here: what looks like damage may be under way to it."""
     rows = await store.list(PREFIX, limit=1)
     newest = read_page([(row.key, row.size) for row in rows]).slots
-    header = await read_header(store, newest[0]) if newest else None
+    header = await find_header(store, newest[0]) if newest else None
     return None if header is None else (await read_records(store)).copying_from(header.log_id)
 
 
@@ -232,7 +232,7 @@ class LeadershipWalk:
             raise StopAsyncIteration
         else:
             claim, newest = await claim_of(self._store, last.before), last.before
-        before = None if claim.slot == FIRST_SLOT else await read_header(self._store, claim.prev)
+        before = None if claim.slot == FIRST_SLOT else await find_header(self._store, claim.prev)
         if before is not None and before.epoch != claim.epoch - 1:
             before = None  # a late PUT of another leader landed where retention had removed an object
         self._last = Leadership(claim, before, newest)
@@ -268,7 +268,7 @@ async def newest_where(
     standing: Header | None = None
     while newer < older - 1:
         middle = (older + newer) // 2
-        header = await read_header(store, middle)
+        header = await find_header(store, middle)
         if header is not None and header.leader_id != claim.leader_id:
             header = None  # a late PUT of another leader landed where retention had removed an object
         if header is None or holds(header):
@@ -296,7 +296,7 @@ async def start_after(store: ObjectReader, leadership: Leadership, version: int)
         return ChainWalker(claim, claim)
     if standing is not None:
         return ChainWalker(standing, claim)
-    following = await read_header(store, slot - 1)
+    following = await find_header(store, slot - 1)
     if following is None or following.prev_version > version:
         raise _removed(slot)
     return ChainWalker.behind_removed(Slot(slot - 1), claim)

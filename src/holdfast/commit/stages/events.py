@@ -28,8 +28,10 @@ class CommitEntry(Struct, eq=False):
     """One commit request on its way.
 
     ``reply`` is called exactly once, with this entry, when ``outcome`` is final; ``durable_version`` is then a durable
-    version at least as new as every version the outcome names. ``ticket`` is the caller's own. ``size``: the bytes of
-    the request, and with them what its id takes in a batch, where it stands in every row; 0 leaves it to the pipeline.
+    version at least as new as every version the outcome names. ``ticket`` is the caller's own: the pipeline never looks
+    at it (a request has its ``PendingResponse`` there, an item of a stream the error that it is answered with).
+    ``size``: the bytes of the request, and with them what its id takes in a batch, where it stands in every row; 0
+    leaves it to the pipeline.
 
     ``parts``: what the stores are to do in the same step, in their own form, with a digest of how it was sent;
     ``NO_STORE_PARTS`` where records of jobs change and the stores have nothing to do. When the stores have done it,

@@ -1,4 +1,4 @@
-"""Stage 3, make durable: one batch becomes the object in one slot.
+"""Stage 3, persist: one batch becomes the object in one slot.
 
 The answer to a PUT is created, refused or unknown. Answers come in any order, or never. A slot with a hedge (a second
 PUT of the same bytes) can get more than one. If the answer is unknown, the same bytes are sent again with capped

@@ -1,4 +1,4 @@
-"""Stage 4, respond: in version order, and only after the batch is durable.
+"""Stage 4, release: answers leave in version order, and only after the batch is durable.
 
 When the last proof of ownership (an acknowledged PUT or an ownership check) was sent longer than ``PROOF_MS_MAX`` ago,
 durable batches are held until a check has passed. Otherwise a leader could be paused while its slots are claimed,

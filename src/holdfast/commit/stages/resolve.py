@@ -1,4 +1,4 @@
-"""Stage 2, decide: does every precondition still hold against the recent writes?
+"""Stage 2, resolve: does every precondition still hold against the recent writes?
 
 A precondition at version v holds when nothing in its key or range changed after v. If v is below the window's floor,
 the transaction is ``too_old``. The writes of an accepted transaction are in the window when the next transaction is

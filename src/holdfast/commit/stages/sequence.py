@@ -1,4 +1,4 @@
-"""Stage 1, order: each commit request gets its version, or the reason why it gets none.
+"""Stage 1, sequence: each commit request gets its version, or the reason why it gets none.
 
 Versions rise by one per request; a request that stage 2 (resolve) rejects leaves a hole. The stage waits when the
 assigned versions are 90,000,000 ahead of the durable ones, so that no version can reach the base (start version) of the

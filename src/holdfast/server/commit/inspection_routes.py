@@ -16,7 +16,7 @@ import structlog
 
 from holdfast.commit.format.batch import FIRST_SLOT, HEADER_BYTES, Header
 from holdfast.commit.leadership.takeover import now
-from holdfast.commit.reading.reader import LeadershipWalk, damage_unless_truncated, follow, read_header, walker_from
+from holdfast.commit.reading.reader import LeadershipWalk, damage_unless_truncated, find_header, follow, walker_from
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.routes import Call, Parameter, Response, Route, json_response
@@ -72,7 +72,7 @@ class Inspection:
                 raise NotFound("no durable object has this slot", slot=given)
         async with self._bounded():
             while following is not None and len(found) < limit:
-                header = newest if following == newest.slot else await read_header(reader.store, following)
+                header = newest if following == newest.slot else await find_header(reader.store, following)
                 if header is None:
                     if not found:
                         raise NotFound("the log has no object in this slot", slot=slot_text(following))

@@ -17,7 +17,7 @@ import structlog
 
 from holdfast.commit.leadership.log_remains import bound_log, refuse_remains, remains_around, require_bound
 from holdfast.commit.leadership.takeover import newest_slot
-from holdfast.commit.reading.reader import read_header
+from holdfast.commit.reading.reader import find_header
 from holdfast.commit.subscription import OlderHistory
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.extras import install_command
@@ -102,7 +102,7 @@ async def _look(store: ObjectStore, settings: Settings, stores: str | None) -> N
         if await newest_slot(store) is None:  # else another process has begun this log meanwhile, and left what is seen
             refuse_remains([*remains, *segments])
         return
-    header = await read_header(store, slot)
+    header = await find_header(store, slot)
     if header is not None and stores is not None:
         require_bound(stores, header.log_id.hex())
 

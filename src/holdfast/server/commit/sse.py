@@ -27,7 +27,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -75,7 +75,14 @@ TEXT_TIMES_MAX: Final = 6
 MESSAGE_BYTES: Final = 64
 """About what names and numbers of a message add."""
 
-Subscribe = Callable[[int, bool, bool], AsyncIterator[EventBatch]]
+
+class OpenBatches(Protocol):
+    """The batches after a version, history first: ``commit.subscription.subscribe``, which ``server.run`` binds."""
+
+    def __call__(self, after: int, durable: bool, with_segments: bool = True) -> AsyncIterator[EventBatch]:
+        """Without segments history comes from the log alone: they have nothing of the stores."""
+        ...
+
 
 _encode = msgspec.json.Encoder().encode
 
@@ -369,13 +376,9 @@ class _Writer:
 class Subscriptions:
     """All open streams of a server."""
 
-    def __init__(self, gateway: Gateway, subscribe: Subscribe) -> None:
-        """``subscribe(after, durable, with_segments)`` gives the batches after a version, history first.
-
-        Without segments history comes from the log alone: they have nothing of the stores.
-        """
+    def __init__(self, gateway: Gateway, open_batches: OpenBatches) -> None:
         self._gateway = gateway
-        self._subscribe = subscribe
+        self._open_batches = open_batches
         self.open: set[_Subscriber] = set()
         self.lagged = 0
         self.bytes_sent = 0
@@ -391,7 +394,7 @@ class Subscriptions:
         """Answer one subscription until it ends."""
         start, durable, selection = self._parameters(call)
         source = StreamSource(
-            lambda after: self._subscribe(after, durable, selection.stores is None),
+            lambda after: self._open_batches(after, durable=durable, with_segments=selection.stores is None),
             self._gateway.version_of(start),
             self._turns,
             call.client,

@@ -40,14 +40,14 @@ class StreamSource:
 
     def __init__(
         self,
-        subscribe: Callable[[int], AsyncIterator[EventBatch]],
+        batches_after: Callable[[int], AsyncIterator[EventBatch]],
         after: int,
         turns: ClientTurns,
         client: ClientKey,
         is_recent: Callable[[int], bool],
     ) -> None:
-        """``subscribe`` gives the batches after a version; ``is_recent`` says whether memory has all of them."""
-        self._subscribe = subscribe
+        """``batches_after`` opens the batches after a version; ``is_recent`` says whether memory has all of them."""
+        self._batches_after = batches_after
         self._after = after
         self._turns = turns
         self._client = client
@@ -57,12 +57,12 @@ class StreamSource:
         """Since when it has its turn; None without one."""
 
     async def next(self) -> EventBatch | None:
-        """The next batch; None after the last one. Raises: as ``subscribe``."""
+        """The next batch; None after the last one. Raises: as ``batches_after``."""
         if self._batches is None:
             if not self._is_recent(self._after):
                 await self._turns.take(self._client)
                 self._since = asyncio.get_running_loop().time()
-            self._batches = self._subscribe(self._after)
+            self._batches = self._batches_after(self._after)
         batch = await anext(self._batches, None)
         if batch is not None:
             self._after = max(self._after, batch.last_version)

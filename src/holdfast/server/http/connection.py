@@ -1,5 +1,5 @@
 """The protocol of every accepted connection: it parses each request and serves the hot routes. All other requests go
-through the framework, one at a time (``exchange``).
+through the framework (``http_server.Application``), one at a time (``exchange``).
 
 This module finds the end of a head itself. Then httptools parses head and body. If httptools finds another end of the
 request, the connection is closed (it may be request smuggling). A head that equals the previous one byte for byte, or
@@ -28,7 +28,7 @@ import httptools
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded, Unavailable
 from holdfast.server.http.auth import ClientKey
 from holdfast.server.http.buffers import MARK_BYTES, Buffers
-from holdfast.server.http.exchange import HEAD_BYTES_MAX, REASONS, Exchange, Framework, MakeSocket
+from holdfast.server.http.exchange import HEAD_BYTES_MAX, REASONS, Exchange, ExchangeContext, MakeSocket
 from holdfast.server.http.requests import problem_with_host, problem_with_name
 from holdfast.server.http.responses import STATUS_OF, error_response, without_traceback
 from holdfast.server.http.state import JSON, FastRequest, HotRoutes, HttpState, LongPoll, PendingResponse
@@ -880,7 +880,7 @@ class FastResponse(PendingResponse):
         connection.flush()
 
 
-class ConnectionContext(Framework):
+class ConnectionContext(ExchangeContext):
     """What the connections of one server share: routes, prepared bytes, and the connections themselves."""
 
     def __init__(

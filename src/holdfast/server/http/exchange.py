@@ -65,7 +65,7 @@ class Carrier(Sending, Protocol):
         """End it after what is written has been sent."""
 
 
-class Framework:
+class ExchangeContext:
     """What the exchanges of one server share. ``serve`` answers the request of one."""
 
     def __init__(
@@ -85,20 +85,20 @@ class Exchange:
     """See the docstring of the module. Its parser calls it, and the framework reads and writes by it."""
 
     __slots__ = (
-        "_chunked", "_expects_continue", "_framework", "_head_bytes", "_hosts", "_left", "_length_left", "_parser",
+        "_chunked", "_expects_continue", "_context", "_head_bytes", "_hosts", "_left", "_length_left", "_parser",
         "_tail", "_unsent_head", "_waiter", "authorization", "body", "body_bytes", "body_since", "connection",
         "has_begun", "has_responded", "head_since", "headers", "is_full", "is_gone", "is_whole", "keep_alive", "method",
         "offer", "on_end", "path", "query", "url",
     )  # fmt: skip
 
-    def __init__(self, connection: Carrier, framework: Framework) -> None:
+    def __init__(self, connection: Carrier, context: ExchangeContext) -> None:
         self.connection = connection
-        self._framework = framework
+        self._context = context
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._tail = b""
         """The last bytes that the parser got, where an empty line may have begun."""
         self._head_bytes = 0
-        self.head_since: int | None = framework.seconds
+        self.head_since: int | None = context.seconds
         """When its head began to come; None once it is complete."""
         self.offer: bytes | None = None
         """The head of a request for a WebSocket."""
@@ -194,7 +194,7 @@ class Exchange:
         self.connection.recognise(self.authorization)
         self.keep_alive = version != "1.0" and parser.should_keep_alive() and self.method != "CONNECT"
         if parser.should_upgrade() and self.method != "CONNECT":
-            if self._framework.socket is not None and self._offers_websocket():
+            if self._context.socket is not None and self._offers_websocket():
                 self.offer = self._head()
                 return
             head, self.headers, self.url = self._head(without=b"upgrade"), [], b""
@@ -207,10 +207,10 @@ class Exchange:
             raise _not_http()
         self.path, self.query = unquote(raw_path.decode()), url.query or b""
         if not self.is_whole:
-            self.body_since = self._framework.seconds
-        task = self._framework.loop.create_task(self._run())
-        self._framework.tasks.add(task)
-        task.add_done_callback(self._framework.tasks.discard)
+            self.body_since = self._context.seconds
+        task = self._context.loop.create_task(self._run())
+        self._context.tasks.add(task)
+        task.add_done_callback(self._context.tasks.discard)
 
     def _offers_websocket(self) -> bool:
         fields = dict(self.headers)
@@ -265,7 +265,7 @@ class Exchange:
 
     async def _run(self) -> None:
         try:
-            await self._framework.serve(self)
+            await self._context.serve(self)
         except Exception:  # noqa: BLE001  # the last resort: a bug must not take the connection's task with it
             _log.exception("request failed", path=self.path, method=self.method)
         finally:
@@ -283,7 +283,7 @@ class Exchange:
                 body, self.body = bytes(self.body), bytearray()
                 return body
             self._take_more()
-            self._waiter = self._framework.loop.create_future()
+            self._waiter = self._context.loop.create_future()
             await self._waiter
         raise ClientDisconnect
 
@@ -338,7 +338,7 @@ class Exchange:
         self._expects_continue = False
         length = headers.get("content-length")
         self._left = -1 if length is None else int(length)
-        lines = [b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, b"Error")), self._framework.date]
+        lines = [b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, b"Error")), self._context.date]
         lines += [f"{name}: {value}\r\n".encode("latin-1") for name, value in headers.items()]
         if "close" in headers.get("connection", ""):
             self.keep_alive = False
@@ -347,14 +347,14 @@ class Exchange:
         if length is None and self.method != "HEAD":
             lines.append(b"transfer-encoding: chunked\r\n")
         head = b"".join(lines)
-        assert head.count(b"\n") == head.count(b"\r") == len(lines) - (not self._framework.date), "a line is a line"
+        assert head.count(b"\n") == head.count(b"\r") == len(lines) - (not self._context.date), "a line is a line"
         return head + b"\r\n"
 
     # What routes know of it
 
     def awaits_item(self, size: int) -> None:
         """An endless body: of its next item ``size`` bytes have come. Without any, nothing is due."""
-        self.body_since = self._framework.seconds if size else None
+        self.body_since = self._context.seconds if size else None
         self.body_bytes = size
 
     def end_unless_whole(self, seconds: float) -> None:
@@ -363,7 +363,7 @@ class Exchange:
         Closing at once, with unread input, could take the response from the peer.
         """
         if not self.is_whole:
-            self._framework.loop.call_later(seconds, self._end_unless_whole)
+            self._context.loop.call_later(seconds, self._end_unless_whole)
 
     def _end_unless_whole(self) -> None:
         if not (self.is_whole or self.is_gone):

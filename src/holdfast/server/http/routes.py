@@ -453,7 +453,7 @@ class Route:
 
     @property
     def fast_lines(self) -> dict[bytes, FastRequest]:
-        """The whole lines of the requests that connections serve without the framework."""
+        """The whole lines of the requests that connections serve without the framework: of ``HotRoutes.find``."""
         targets = {} if self.fast is None else {self.path: self.fast}
         targets |= {f"{self.path}?{query}": request for query, request in self.fast_queries.items()}
         return {f"{self.method} {target} HTTP/1.1".encode(): request for target, request in targets.items()}

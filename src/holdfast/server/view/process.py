@@ -31,7 +31,7 @@ from holdfast.commit.format.chain import ChainWalker
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.commit.reading.feed import Checkpoint, Event, TransactionEvent
 from holdfast.commit.reading.lineage import lineage_of
-from holdfast.commit.reading.reader import Leadership, LeadershipWalk, follow, read_header, start_after
+from holdfast.commit.reading.reader import Leadership, LeadershipWalk, find_header, follow, start_after
 from holdfast.commit.subscription import OlderHistory
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.files.private_files import private, restrict_to_owner
@@ -163,8 +163,8 @@ class ViewProcess:
 
     async def _load_snapshot(self, path: Path, builder: ViewBuilder, announcement: Announcement) -> None:
         """Begin a new file with the newest snapshot of the log, if there is one that can be read."""
-        newest = await read_header(self._store, announcement.slot)
-        claim = await read_header(self._store, announcement.claim)
+        newest = await find_header(self._store, announcement.slot)
+        claim = await find_header(self._store, announcement.claim)
         if newest is None or claim is None:
             return
         opened = open_store(
@@ -201,7 +201,7 @@ class ViewProcess:
     ) -> Announcement:
         """Read segments from the file's position up to the announcement. Returns the newest announcement."""
         through = await older.through(self._start.log_id)
-        newest = await read_header(self._store, announcement.slot)
+        newest = await find_header(self._store, announcement.slot)
         version = builder.position[0]
         if newest is None or min(through, newest.last_version) <= version:
             return announcement
@@ -256,8 +256,8 @@ class ViewProcess:
     async def _walker_after(self, position: StatePosition, announcement: Announcement) -> ChainWalker:
         """A walker on the object whose state a position is. Raises: CorruptData when the log has no such object."""
         version, last, _ = position
-        newest = await read_header(self._store, announcement.slot)
-        claim = await read_header(self._store, announcement.claim)
+        newest = await find_header(self._store, announcement.slot)
+        claim = await find_header(self._store, announcement.claim)
         if newest is None or claim is None or claim.log_id.hex() != self._start.log_id:
             raise NotFound("the log is not where the server said", slot=announcement.slot)
         if version > newest.last_version:

@@ -17,8 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.commit.format.batch import FIRST_SLOT, Header, ItemKind
 from holdfast.commit.reading.lineage import lineage_of
-from holdfast.commit.reading.reader import find_frontier
-from holdfast.commit.reading.reader import read_header as read_header_if_there
+from holdfast.commit.reading.reader import find_frontier, find_header
 from holdfast.errors import CorruptData
 from holdfast.objects.port import ObjectStore
 from holdfast.snapshots.manifest import Manifest
@@ -123,7 +122,7 @@ async def _choose(
     if begin is None:
         begin = await newest_before(store, frontier, lambda header: header.last_version > after)
     if begin is None and after == 0:
-        begin = await read_header_if_there(store, FIRST_SLOT)
+        begin = await find_header(store, FIRST_SLOT)
     if begin is None:
         return None
     ahead = await _ahead(store, frontier, begin, until, step_bytes)

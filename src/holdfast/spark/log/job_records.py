@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 
 from holdfast.commit.format.batch import FIRST_SLOT, Header, ItemKind, Kind, object_name, read_body_table
 from holdfast.commit.reading.lineage import lineage_of
-from holdfast.commit.reading.reader import read_header
+from holdfast.commit.reading.reader import find_header
 from holdfast.objects.port import ObjectStore
 from holdfast.snapshots.reading import newest_snapshot, read_rows
 from holdfast.spark.runtime.refusals import log_truncated
@@ -43,7 +43,7 @@ async def records_nearby(
     header, values, others = claim, list[bytes](), False
     looked = empty = 0
     while looked < objects_max and empty < EMPTY_LOOK_BACK_OBJECTS:
-        before = None if header.slot == FIRST_SLOT else await read_header(store, header.prev)
+        before = None if header.slot == FIRST_SLOT else await find_header(store, header.prev)
         if before is None:
             return Nearby(values, True, others)
         header = before

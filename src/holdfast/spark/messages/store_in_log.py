@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, Self
 from holdfast.commit.format.batch import Header, StoresMode, decode_header, decode_records, object_name
 from holdfast.commit.reading.entries import Entries
 from holdfast.commit.reading.lineage import Lineage, lineage_of, log_mismatch
-from holdfast.commit.reading.reader import find_frontier, read_header
+from holdfast.commit.reading.reader import find_frontier, find_header
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.files.temporary_files import temporary_directory
 from holdfast.objects.port import ObjectStore
@@ -190,7 +190,7 @@ class StoreInLog:
         now_s = time.monotonic()
         slot = entries.next_slot
         assert slot is not None and self._at is not None, "it has read to the end"
-        if now_s - self._proved_s < PROVE_END_EVERY_S and await read_header(store, slot) is None:
+        if now_s - self._proved_s < PROVE_END_EVERY_S and await find_header(store, slot) is None:
             return PlacedInLog((), self._placed_seq, self._so_far.at_ms, self._at, self._so_far.id)
         self.since = self._at
         head, claim, _ = await self._frontier(store)

@@ -35,8 +35,7 @@ from holdfast.commit.format.batch import (
 from holdfast.commit.format.chain import broken
 from holdfast.commit.leadership.takeover import read_records
 from holdfast.commit.reading.lineage import Lineage, lineage_of
-from holdfast.commit.reading.reader import LeadershipWalk, find_frontier, newest_where
-from holdfast.commit.reading.reader import read_header as read_header_if_there
+from holdfast.commit.reading.reader import LeadershipWalk, find_frontier, find_header, newest_where
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import ObjectReader, ObjectStore
 from holdfast.spark.positions import Position
@@ -186,7 +185,7 @@ async def lineage_at(store: ObjectStore, header: Header, slot: int) -> Lineage:
     Cost: as ``lineage_of``. Raises: CorruptData, Unavailable.
     """
     newest = header if header.slot == slot else await read_header(store, slot)
-    genesis = await read_header_if_there(store, FIRST_SLOT)
+    genesis = await find_header(store, FIRST_SLOT)
     if genesis is None or genesis.log_id == newest.log_id:
         return Lineage(newest.log_id.hex())
     return await lineage_of(store, await claim_of(store, newest))
@@ -355,7 +354,7 @@ async def known_object(store: ObjectStore, frontier: LiveEnd, seq: int, version:
     slot = FIRST_SLOT - seq
     if seq <= 0 or slot < frontier.newest.slot:
         return None
-    header = await read_header_if_there(store, slot)
+    header = await find_header(store, slot)
     if header is None or header.log_id != frontier.newest.log_id or header.last_version > version:
         return None
     return header

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import InputPartition
 
 from holdfast.commit.format.batch import CLAIM_BYTES, FIRST_SLOT, Header
 from holdfast.commit.reading.lineage import Lineage
-from holdfast.commit.reading.reader import read_header as read_header_if_there
+from holdfast.commit.reading.reader import find_header
 from holdfast.errors import Code, CorruptData, InvalidRequest
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.options import ReadOptions
@@ -146,16 +146,18 @@ def _is_bounded(options: ReadOptions, pushed: RowFilter | None) -> bool:
 
 
 async def _part(store: ObjectStore, options: ReadOptions, pushed: RowFilter | None) -> tuple[Chain, Header] | None:
+    """The live objects of the range alone. None where they cannot be told so: the whole log must be listed."""
     try:
         frontier = await frontier_of(store)
         begin = await newest_before(store, frontier, _wanted_from(options, pushed, frontier))
         if begin is None:
-            begin = await read_header_if_there(store, FIRST_SLOT)  # with a hole after it where retention has been
+            begin = await find_header(store, FIRST_SLOT)  # with a hole after it where retention has been
         is_past = _is_past(options)
         last = frontier.newest if is_past is None else await newest_before(store, frontier, is_past)
         if begin is None or last is None:
             return None
-        chain = await live_part(store, frontier, begin, last if last.slot < begin.slot else begin)
+        newer = min(begin, last, key=lambda header: header.slot)  # slots count down
+        chain = await live_part(store, frontier, begin, newer)
     except CorruptData:
         return None  # the whole chain says what is damaged, if it is what the read needs
     return None if chain is None else (chain, frontier.newest)

@@ -210,8 +210,8 @@ def _pushed(one: Filter, schema: pa.Schema) -> Test | None:
 class PushWhereItIsOn:
     """``pushFilters`` of one reader, which ``narrow`` notes; Spark evaluates all filters again.
 
-    Where push-down is off, Spark refuses a reader that has a ``pushFilters`` of its own, and tests that by
-    ``__func__``.
+    Where push-down is off, Spark refuses a reader that has a ``pushFilters`` of its own: ``plan_data_source_read`` of
+    Spark 4.3 compares its ``__func__``.
     """
 
     __func__ = DataSourceReader.pushFilters

@@ -17,7 +17,7 @@ import numpy as np
 from holdfast.commit.format.batch import CLAIM_BYTES, FIRST_SLOT, Header
 from holdfast.commit.format.chain import ChainWalker, broken
 from holdfast.commit.reading.lineage import Lineage
-from holdfast.commit.reading.reader import read_header as read_header_if_there
+from holdfast.commit.reading.reader import find_header
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.options import Admission, ReadOptions
 from holdfast.spark.positions import Position
@@ -197,7 +197,7 @@ class ChainTail:
     async def _walk_on(self, store: ObjectStore) -> bool:
         """Take what follows the last header that is known; False at the end of the log."""
         walker = self._walker
-        first = await read_header_if_there(store, walker.next_slot)
+        first = await find_header(store, walker.next_slot)
         if first is None:
             return False
         ids = (first.log_id, first.parent_log_id)
@@ -208,7 +208,7 @@ class ChainTail:
         self._walked.append(first)
         # After a new object there may be more. They are read together and taken as far as they continue.
         ahead = range(walker.next_slot, max(0, walker.next_slot - min(len(self._walked), AHEAD_MAX)), -1)
-        for header in await asyncio.gather(*(read_header_if_there(store, slot) for slot in ahead)):
+        for header in await asyncio.gather(*(find_header(store, slot) for slot in ahead)):
             if header is None or header.slot != walker.next_slot:
                 break
             walker.accept(header)
@@ -221,7 +221,7 @@ class ChainTail:
         newest = await newest_header(store)
         await require_position(store, newest, Position(None, 0, self._log_id))
         head = position_of(newest)
-        if _seq(head) <= _seq(start) or await read_header_if_there(store, self._walker.next_slot) is not None:
+        if _seq(head) <= _seq(start) or await find_header(store, self._walker.next_slot) is not None:
             return _seq(head) > _seq(start)
         oldest = await _oldest_after(store, start, self._options)
         if oldest is None:
@@ -268,7 +268,7 @@ async def _walker_after(
     seq = _seq(start)
     if seq < 0:
         return ChainWalker(), None, None
-    head = await read_header_if_there(store, FIRST_SLOT - seq)
+    head = await find_header(store, FIRST_SLOT - seq)
     if head is not None:
         if start.log_id not in (None, head.log_id.hex()):
             await require_position(store, await newest_header(store), start)
