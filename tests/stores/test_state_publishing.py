@@ -9,6 +9,7 @@ from tests.stores.state_harness import Machine
 from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest, LimitExceeded, NotFound
 from holdfast.stores.machine import store as publishers
 from holdfast.stores.machine.redefine import definition_at
+from holdfast.stores.values.commands import Publish, Published
 from holdfast.stores.values.effects import Advise
 from holdfast.wire.parts import Message
 
@@ -38,6 +39,17 @@ def test_a_message_sent_again_is_confirmed_with_its_first_number() -> None:
     assert (again.first_seq, again.last_seq, again.duplicates) == (3, 7, 2)
     assert machine.numbered("p", 1).first_seq == 2
     assert machine.kept == 7
+
+
+def test_a_repetition_changes_nothing_though_other_messages_came_between() -> None:
+    machine = Machine(a=SHARED)
+    machine.numbered("p", 1)
+    machine.publish("other")
+    machine.numbered("p", 2)
+    again = [Message(publisher_seq=1), Message(publisher_seq=2)]
+    applied = machine.state.apply(Publish(machine.now_ms, "s", "p", again))
+    assert applied.result == Published(1, 3, 2, 0)
+    assert not applied.changed
 
 
 def test_a_gap_in_a_publishers_numbers_is_refused_with_what_is_expected() -> None:

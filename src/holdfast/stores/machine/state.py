@@ -97,7 +97,7 @@ class State(Cluster):
         result = store.publish(command, effects)
         for name in store.ageing:
             self.arm(store, name)
-        return result, result.duplicates <= result.last_seq - result.first_seq or bool(effects)
+        return result, result.duplicates < len(command.messages) or bool(effects)
 
     def _attach(self, command: commands.Attach, effects: list[Effect]) -> _Outcome:
         store = self.store(command.store)
