@@ -101,6 +101,54 @@ async def test_questions_that_wait_together_share_one_scan() -> None:
 
 
 @law
+async def test_many_attempts_of_one_object_read_it_once() -> None:
+    store = Counted()
+    service, committed = await a_log(store, reigns=1)
+    read_version, waiting = committed[-1][2], 300
+    entries: list[CommitEntry] = []
+    all_done = asyncio.Event()
+
+    def reply(entry: CommitEntry) -> None:
+        entries.append(entry)
+        if len(entries) == waiting:
+            all_done.set()
+
+    ids = [name(5_000 + number) for number in range(waiting)]
+    service.submit([CommitEntry(Transaction([Write(b"k", b"v")], request_id=each, read_version=read_version), reply)
+                    for each in ids])  # fmt: skip
+    await all_done.wait()
+    history = AttemptHistory(store, service.claim)
+    newest = service.durable_header()
+    await history.find(ids[0], read_version, newest)
+    before = store.reads
+    found = await asyncio.gather(*(history.find(each, read_version, newest) for each in ids))
+    assert [each.txn.request_id for each in found if each.txn] == ids
+    assert store.reads - before <= 1, "a client repeats the items of one request: they are of few objects"
+
+
+@law
+async def test_who_gives_up_while_an_object_is_read_costs_the_others_nothing() -> None:
+    store = Counted()
+    service, committed = await a_log(store, reigns=1)
+    history = AttemptHistory(store, service.claim)
+    newest = service.durable_header()
+    request_id, read_version, version = committed[0]
+    await history.find(
+        committed[-1][0], read_version, newest
+    )  # the scan is over, and what it found is of another object
+    store.open.clear()
+    store.reading.clear()
+    reads = [asyncio.ensure_future(history.find(request_id, read_version, newest)) for _ in range(2)]
+    await store.reading.wait()
+    reads[0].cancel()
+    await asyncio.wait({reads[0]})
+    store.open.set()
+    found = await reads[1]
+    assert found.txn is not None
+    assert found.txn.version == version
+
+
+@law
 async def test_a_cancelled_scan_makes_nobody_believe_in_an_absence() -> None:
     store = Counted()
     service, committed = await a_log(store)

@@ -2,7 +2,8 @@
 
 ``AttemptHistory`` answers all questions that wait with one scan, because after a takeover many clients ask at once; the
 next question continues where the scan ended. It knows the request ids of every transaction after ``_low``. Above its
-bound it forgets the oldest and raises ``_low``; a question below ``_low`` scans again.
+bound it forgets the oldest and raises ``_low``; a question below ``_low`` scans again. A client that repeats a request
+asks for many commits of few objects, so the last ``OBJECTS_MAX`` objects stay decoded.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class FirstCommit:
 IDS_MAX: Final = 200_000
 """About 50 MB of request ids at most."""
 PREFETCH: Final = 64
+OBJECTS_MAX: Final = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +57,8 @@ class AttemptHistory:
         self._known: OrderedDict[str, list[tuple[int, Slot]]] = OrderedDict()
         self._low = 0
         self._walker: ChainWalker | None = None
+        self._objects: OrderedDict[Slot, asyncio.Task[dict[int, LoggedTransaction]]] = OrderedDict()
+        """The transactions of objects by version, decoded or about to be."""
 
     async def find(self, request_id: str, min_version: int, newest: Header) -> FirstCommit:
         """The first commit of ``request_id`` after ``min_version``, in the log up to ``newest``, which is durable.
@@ -84,16 +88,26 @@ class AttemptHistory:
         return None if places is None else min(places)[0]
 
     async def _read(self, version: int, slot: Slot, request_id: str) -> FirstCommit:
+        reading = self._objects.get(slot)
+        if reading is None:
+            reading = self._objects[slot] = asyncio.create_task(self._decoded(slot))
+            while len(self._objects) > OBJECTS_MAX:
+                self._objects.popitem(last=False)
         try:
-            data = await self._store.read(object_name(slot))
+            txn = (await asyncio.shield(reading))[version]
         except NotFound:
             return FirstCommit(None, truncated=True)
-        batch = LoggedBatch(decode_header(data, slot=slot), data)
-        for txn in batch.transactions():
-            if txn.version == version:
-                assert txn.request_id == request_id, "an object never changes"
-                return FirstCommit(txn)
-        raise AssertionError("an object never changes")
+        assert txn.request_id == request_id, "an object never changes"
+        return FirstCommit(txn)
+
+    async def _decoded(self, slot: Slot) -> dict[int, LoggedTransaction]:
+        try:
+            data = await self._store.read(object_name(slot))
+            batch = LoggedBatch(decode_header(data, slot=slot), data)
+            return {txn.version: txn for txn in batch.transactions()}
+        except BaseException:
+            self._objects.pop(slot, None)
+            raise
 
     async def _scan(self) -> None:
         """Answer every waiting question by reading on, or from the lowest version that any of them names."""
