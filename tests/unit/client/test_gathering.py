@@ -49,8 +49,8 @@ class Stage:
         return item
 
     def take(self, effects: Effects) -> None:
-        if effects.begun is not None:
-            self.begun.append(effects.begun)
+        if effects.to_open is not None:
+            self.begun.append(effects.to_open)
         if effects.broken is not None:
             self.broken.append(effects.broken)
         self.turns += effects.ends_turn

@@ -67,8 +67,8 @@ class Shell:
             self._talks.pop(talk, None)
         if effects.ends_turn:
             world.agenda.after(0.0, None, self._end_turn)
-        if effects.begun is not None:
-            talk = effects.begun.connection = _Talk(self, world, effects.begun)
+        if effects.to_open is not None:
+            talk = effects.to_open.connection = _Talk(self, world, effects.to_open)
             world.agenda.after(world.delay_ms(), None, talk.connected)
         due_ms = self.machine.due_ms
         if due_ms < self._timer_ms:

@@ -140,18 +140,19 @@ class SharedRequest:
 
 
 class Effects(msgspec.Struct, frozen=True):
-    """``settled``: wake their callers. ``begun``: get a connection for it, then ``opened`` or ``not_opened``.
+    """``settled``: wake their callers. ``to_open``: get a connection for it, then ``opened`` or ``not_opened``.
     ``broken``: its connection must not be used again. ``ends_turn``: call ``turn_ended`` at the end of the turn."""
 
     settled: Sequence[Item] = ()
-    begun: SharedRequest | None = None
+    to_open: SharedRequest | None = None
     broken: SharedRequest | None = None
     ends_turn: bool = False
+    is_due: bool = False
+    """Nothing but ``due_ms`` may have changed."""
 
 
 NOTHING: Final = Effects()
-DUE: Final = Effects()
-"""Nothing but ``due_ms`` may have changed."""
+DUE: Final = Effects(is_due=True)
 
 
 class Gathering:
@@ -295,7 +296,7 @@ class Gathering:
         self._opening += 1
         self._opening_since_ms = now_ms
         self._may_return = 0
-        return Effects(begun=shared)
+        return Effects(to_open=shared)
 
     def _expire(self, now_ms: float, settled: list[Item]) -> None:
         """End the time of items whose deadline has passed."""

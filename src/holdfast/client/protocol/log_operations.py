@@ -19,6 +19,9 @@ accepted. Asking status closes an attempt permanently. So after ``not_committed`
 commits the transaction a second time. Every loop has a bound. An operation that runs out of time while its outcome is
 unknown raises ``OutcomeUnknown`` with the request id and ``min_version``, with which status can be asked later.
 
+A client first tries to let a commit travel with others: it offers the ``first_attempt`` to its ``Gatherer``. ``commit``
+then begins with that attempt and its answer (``begun``), or, where it may not travel so, with one of its own.
+
 One module because commits, reads and questions share the rules of asking again.
 """
 

@@ -90,8 +90,8 @@ class Gatherer:
                     waiter.set_result(None)
             if effects.ends_turn:  # after the tasks that were just woken
                 asyncio.get_running_loop().call_soon(self._end_turn)
-            if effects.begun is not None:
-                Carriage(self, effects.begun)
+            if effects.to_open is not None:
+                Carriage(self, effects.to_open)
         due_ms = self.machine.due_ms
         if due_ms < self._timer_ms:
             self._set_timer(due_ms)

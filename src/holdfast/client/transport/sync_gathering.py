@@ -222,8 +222,8 @@ class Gatherer:
         for item in effects.settled:
             if callers.pop(item, 0.0):
                 cast("threading.Lock", item.waiter).release()
-        if effects.begun is not None:
-            self._undriven[effects.begun] = False
+        if effects.to_open is not None:
+            self._undriven[effects.to_open] = False
         self._keep_time()
 
     def _wake(self, item: Item) -> None:
