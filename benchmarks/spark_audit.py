@@ -34,6 +34,7 @@ from holdfast.commit.leadership.claims import (
     plan_recovery,
     read_page,
 )
+from holdfast.commit.reading.feed import EventBatch
 from holdfast.commit.reading.reader import follow
 from holdfast.commit.stages import events
 from holdfast.commit.stages.events import CommitEntry
@@ -169,11 +170,7 @@ async def online_view(url: str) -> View:
     view = View.memory()
     reader = open_durable_reader(url)
     async for batch in follow(reader, ChainWalker()):
-        transactions = batch.transactions()
-        if transactions:
-            view.apply_many(
-                [(txn.version, txn.operations) for txn in transactions], prev_version=batch.header.prev_version
-            )
+        view.apply(EventBatch.of(batch.header, batch.transactions(), 0).events)
     await reader.close()
     return view
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.faulty_store import FaultRates, FaultyStore
 
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.objects.budget import BudgetedStore
-from holdfast.objects.faults import FaultRates, FaultyStore
 from holdfast.objects.memory import MemoryObjects
 from holdfast.objects.open import open_store
 from holdfast.objects.port import Created, Listed, ObjectStore, Refused

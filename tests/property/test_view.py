@@ -235,16 +235,6 @@ def test_a_repeated_transaction_changes_nothing(view):
     assert view.get(b"a") == (b"2", 6)
 
 
-def test_bulk_transactions_prove_their_first_link_and_their_order(view):
-    view.apply_many([(5, [Write(b"a", b"1")])], prev_version=0)
-    with pytest.raises(CorruptData):
-        view.apply_many([(9, [])], prev_version=7)
-    with pytest.raises(CorruptData):
-        view.apply_many([(9, []), (8, [])], prev_version=5)
-    view.apply_many([], prev_version=99)
-    assert view.version == 5
-
-
 def test_waiting_ends_when_the_version_is_applied_and_not_before(view):
     assert view.wait_for(0, 0)
     assert not view.wait_for(5, 0)
@@ -317,6 +307,7 @@ def test_a_file_view_resumes_exactly_where_it_was_closed(tmp_path):
 
 KILLED = """
 import os, sys
+from holdfast.client import TransactionEvent
 from holdfast.view import View
 from holdfast.commit.format.transaction import Write, RangeDelete
 view = View.sqlite(sys.argv[1])
@@ -325,8 +316,8 @@ while True:
     version += 1
     number = version % 97
     value = b"%d" % version
-    operations = [RangeDelete(b"x"), Write(b"x%d" % number, value), Write(b"n", value)]
-    view.apply_many([(version, operations)], prev_version=version - 1)
+    operations = (RangeDelete(b"x"), Write(b"x%d" % number, value), Write(b"n", value))
+    view.apply([TransactionEvent(version, version - 1, None, "", 0, operations)])
     if version % 500 == 0:
         view.flush()
         print(version, flush=True)

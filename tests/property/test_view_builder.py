@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.commit.builders import genesis, record
+from tests.view_events import apply_txns
 
 from holdfast.commit.format.batch import Header, LoggedTransaction, decode_header, encode_body, encode_object
 from holdfast.commit.format.transaction import Delete, Operation, PointRead, RangeDelete, RangeRead, Write
@@ -80,7 +81,7 @@ def test_in_bulk_or_one_by_one_the_state_is_the_same(contents, interruptions):
                     range(header.first_version, header.last_version + 1, 3), contents[number], strict=False
                 )
             ]
-            plain.apply_many(txns, prev_version=prev)
+            apply_txns(plain, txns, prev_version=prev)
             prev = int(header.last_transaction_version)
         builder.flush()
         reached = builder.position[0]

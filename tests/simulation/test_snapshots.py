@@ -12,12 +12,12 @@ from random import Random
 
 import msgspec
 import pytest
+from tests.faulty_store import FaultRates, FaultyStore
 from tests.unit.snapshots.logs import RandomLog
 
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.errors import HoldfastError
 from holdfast.objects import creating
-from holdfast.objects.faults import FaultRates, FaultyStore
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import CreateAnswer, Created, Listed, ObjectStore
 from holdfast.snapshots import MakingOptions, Manifest, list_snapshots, make_snapshot, making, read_rows

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from tests.matrix import matrix
 from tests.spark.log_builder import LogBuilder, random_log, read_plainly
 from tests.spark.service_process import ServiceProcess
+from tests.view_events import apply_txns
 
 from holdfast import Client, NotFound
 from holdfast.commit.format.batch import SPAN_MAX, object_name
@@ -257,10 +258,10 @@ def test_what_retention_took_is_served_from_segments_to_subscribers_and_readers_
     shutil.copytree(truncated.root / "log", tmp_path / "log")
     table = truncated.table.as_uri()
     obvious = View.memory()
-    obvious.apply_many([(event[0], event[5]) for event in truncated.events], prev_version=0)  # type: ignore[misc]
+    apply_txns(obvious, [(event[0], event[5]) for event in truncated.events], prev_version=0)  # type: ignore[misc]
     with ServiceProcess(tmp_path / "log", f"log.segments_url={table}") as service, Client(service.url) as client:
         live = client.commit([Write(b"live", b"1")])
-        obvious.apply_many([(live.version, [Write(b"live", b"1")])], prev_version=truncated.events[-1][0])
+        apply_txns(obvious, [(live.version, [Write(b"live", b"1")])], prev_version=truncated.events[-1][0])
         seen: list[tuple[int, int, tuple[object, ...]]] = []
         with client.subscribe(0) as events:
             for event in events:

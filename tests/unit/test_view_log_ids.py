@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.view_events import apply_txns
 
 from holdfast.client import Checkpoint, TransactionEvent
 from holdfast.commit.format.transaction import Write
@@ -22,8 +23,8 @@ NEWEST = 100_000_007
 def of_no_known_log(path: Path) -> Path:
     """The file of a view whose events named no log."""
     with View.sqlite(path) as view:
-        view.apply_many([(NEWEST - 6, [Write(b"a", b"1"), Write(b"b", b"2")])], prev_version=0)
-        view.apply_many([(NEWEST, [Write(b"b", b"3")])], prev_version=NEWEST - 6)
+        apply_txns(view, [(NEWEST - 6, [Write(b"a", b"1"), Write(b"b", b"2")])], prev_version=0)
+        apply_txns(view, [(NEWEST, [Write(b"b", b"3")])], prev_version=NEWEST - 6)
     return path
 
 
@@ -49,7 +50,7 @@ def test_a_view_refuses_events_of_another_log_whole(event):
         assert "new view" in caught.value.hint
         assert (view.version, view.get(b"k")) == (5, (b"5", 5))
         with pytest.raises(InvalidRequest):
-            view.apply_many([(7, [Write(b"k", b"x")])], prev_version=5, log_id=OTHER)
+            apply_txns(view, [(7, [Write(b"k", b"x")])], prev_version=5, log_id=OTHER)
 
 
 def test_a_views_file_keeps_its_log(tmp_path):

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from holdfast.commit.leadership.peer_tls import UNVERIFIED_FIX, PeerTls
 from holdfast.commit.leadership.takeover import on_interface
@@ -20,6 +19,7 @@ from holdfast.doctor.finding import Finding, Level
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.files.file_urls import path_of
 from holdfast.files.temporary_files import temporary_directory, temporary_work
+from holdfast.objects.directory.identity import file_system_of
 from holdfast.settings import ServerSettings, Settings
 
 FILES_MIN: Final = 4_096
@@ -37,7 +37,8 @@ def check_machine(settings: Settings, config: Path | None) -> Iterator[Finding]:
     """Look at this machine. ``config`` is the file that the settings were read from, if any."""
     yield _open_files()
     yield _python()
-    yield from _log_directory(settings.log.url)
+    if settings.log.scheme == "file":
+        yield from _place("log.url", path_of(settings.log.url))
     if settings.stores.hosted is not None and settings.log.scheme != "memory":
         yield from _place("stores.directory", Path(settings.stores.hosted))
     if settings.log.scheme != "memory":
@@ -65,11 +66,6 @@ def _python() -> Finding:
     return Finding(Level.OK, "Python", f"{version}, {sys.implementation.name}")
 
 
-def _log_directory(url: str) -> Iterator[Finding]:
-    if urlsplit(url).scheme == "file":
-        yield from _place("log.url", path_of(url))
-
-
 def _place(name: str, path: Path) -> Iterator[Finding]:
     existing = path
     while not os.path.lexists(existing):
@@ -93,23 +89,6 @@ def _file_system(name: str, path: Path) -> Finding:
             "use a local disk, or an object store",
         )  # fmt: skip
     return Finding(Level.OK, check, f"{kind or 'unknown'} at {mount}")
-
-
-def file_system_of(path: Path) -> tuple[str, str]:
-    """The kind and the mount point of the file system that holds ``path``, as the kernel lists them."""
-    real = os.path.realpath(path)
-    best = ("", "/")
-    try:
-        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8")
-    except OSError:
-        return best
-    for line in mounts.splitlines():
-        _, mount, kind, *_ = line.split(" ")
-        mount = mount.replace("\\040", " ")
-        inside = real == mount or real.startswith(mount.rstrip("/") + "/")
-        if inside and len(mount) >= len(best[1]):
-            best = (kind, mount)
-    return best
 
 
 def _writable(name: str, existing: Path, path: Path) -> Finding:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.errors import CorruptData, NotFound
@@ -22,21 +22,7 @@ from holdfast.stores import checkpoint_objects as checkpoint
 THREAD_BYTES_MIN: Final = 1 << 20
 
 
-class OfALog(Protocol):
-    """A manifest says of which log and version it is."""
-
-    @property
-    def log_id(self) -> str:
-        """The log, in hex."""
-        ...
-
-    @property
-    def version(self) -> int:
-        """The version."""
-        ...
-
-
-M = TypeVar("M", bound=OfALog)
+M = TypeVar("M", bound=snapshot.Manifest | checkpoint.Manifest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,21 +122,15 @@ async def _sizes(store: ObjectStore, folder: str) -> dict[str, int]:
     return {row.key: row.size async for rows in Pages(store, folder) for row in rows}
 
 
-def _parts_of_snapshot(manifest: snapshot.Manifest) -> Iterable[tuple[str, int, str]]:
-    return ((snapshot.part_key(manifest.version, part.name), part.size, part.sha256) for part in manifest.files)
-
-
-def _parts_of_checkpoint(manifest: checkpoint.Manifest) -> Iterable[tuple[str, int, str]]:
-    return ((file.key, file.size, file.sha256) for file in manifest.files)
-
-
 SNAPSHOTS: Final = Family(
     "snapshot",
     reading.list_versions,
     reading.read_manifest,
     snapshot.manifest_key,
     snapshot.encode_manifest,
-    _parts_of_snapshot,
+    lambda manifest: (
+        (snapshot.part_key(manifest.version, each.name), each.size, each.sha256) for each in manifest.files
+    ),
 )
 CHECKPOINTS: Final = Family(
     "checkpoint of the stores",
@@ -158,5 +138,5 @@ CHECKPOINTS: Final = Family(
     checkpoint.read_manifest,
     checkpoint.manifest_key,
     encode_sealed,
-    _parts_of_checkpoint,
+    lambda manifest: ((each.key, each.size, each.sha256) for each in manifest.files),
 )

@@ -12,21 +12,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, TypeVar
+from typing import Final
 
 from holdfast.commit.format.batch import Header, StoresMode
 from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.reader import LeadershipWalk, require_frontier
 from holdfast.commit.reading.survey import LogCheck, verify_log
 from holdfast.errors import Code, CorruptData, HoldfastError, NotFound
-from holdfast.foundations.families import CHECKPOINTS, SNAPSHOTS, Family, Flaw, OfALog
+from holdfast.foundations.families import CHECKPOINTS, SNAPSHOTS, Family, Flaw, M
 from holdfast.foundations.readings import Reading, Readings, require_end
 from holdfast.objects.port import ObjectStore
 from holdfast.snapshots.manifest import Manifest as Snapshot
 from holdfast.stores.checkpoint_objects import Manifest as Checkpoint
 from holdfast.values import VERSION_MAX
 
-M = TypeVar("M", bound=OfALog)
 FLAWS_NAMED_MAX: Final = 5
 HINT: Final = (
     "delete nothing; where a mirror or another copy has it, `holdfast log repair SOURCE DEST --from COPY` makes a log "
@@ -120,7 +119,7 @@ async def find_foundation(
     look = _Look(store, lineage, depth, readings)
     snapshot = await look.newest(SNAPSHOTS, truncated, version, flaws)
     if truncated and snapshot is None:
-        later: OfALog | None = await look.oldest(SNAPSHOTS, version + 1, highest)
+        later: Snapshot | Checkpoint | None = await look.oldest(SNAPSHOTS, version + 1, highest)
         raise _nothing_left("the log was truncated, and no whole snapshot is left of", version, truncated, later, flaws)
     checkpoint = None
     if stores is not None:
@@ -169,7 +168,9 @@ class _Look:
         return await self.readings.flaw_of(family, self.store, manifest, fresh=True)
 
 
-def _nothing_left(message: str, version: int, truncated: int, later: OfALog | None, flaws: list[Flaw]) -> HoldfastError:
+def _nothing_left(
+    message: str, version: int, truncated: int, later: Snapshot | Checkpoint | None, flaws: list[Flaw]
+) -> HoldfastError:
     facts: dict[str, object] = {
         "version": version,
         "oldest": None if later is None else later.version,

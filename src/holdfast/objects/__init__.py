@@ -3,6 +3,5 @@
 Read ``port`` first: create-if-absent with three answers (created, refused, unknown), read, ordered listing, delete.
 ``open`` makes a store from a URL: ``memory``, ``directory`` (worker processes on a local file system) or ``cloud`` (S3,
 Azure, GCS through obstore). ``budget`` limits connections and time, ``retrying`` repeats reads; ``probe`` checks at
-start that a store is fit for a log; ``credentials`` looks for S3 credentials; ``faults`` is a store that fails, for
-tests.
+start that a store is fit for a log; ``credentials`` looks for S3 credentials.
 """

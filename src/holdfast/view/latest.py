@@ -149,31 +149,6 @@ class View:
                 view_version=self._version,
             )
 
-    def apply_many(
-        self, txns: Sequence[tuple[int, Sequence[Operation]]], *, prev_version: int, log_id: str | None = None
-    ) -> None:
-        """Apply transactions, ``(version, operations)`` in order, of which the first follows ``prev_version``.
-
-        The fast path for a caller that reads the log and has checked its links. Raises: as ``apply``.
-        """
-        if not txns:
-            return
-        if log_id is not None:
-            self._require_log(log_id)
-        last = self._last_transaction
-        if prev_version != last and (last is not None or prev_version > self._version):
-            raise CorruptData(
-                "a transaction is missing", version=txns[0][0], prev_version=prev_version, last_applied=last
-            )
-        previous = prev_version
-        for version, _ in txns:
-            if version <= previous:
-                raise CorruptData("transactions are out of order", version=version, after=previous)
-            previous = version
-        if txns[0][0] <= self._version:
-            raise CorruptData("a transaction was passed already", version=txns[0][0], view_version=self._version)
-        self._advance(txns, StatePosition(previous, previous, log_id or self._log_id))
-
     @contextlib.contextmanager
     def filling(self) -> Generator[Filling]:
         """Fill an empty view with a snapshot: ``add`` its rows by key, then ``finish`` with its position.

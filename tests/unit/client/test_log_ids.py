@@ -7,6 +7,7 @@ from tests.unit.client.conftest import QUICK
 from tests.unit.client.scripted_server import Reply, ScriptedServer, Stream, coded
 from tests.unit.client.test_commit_retries import WRITE, asked_status_of, commits_of, committed
 from tests.unit.client.test_subscription import checkpoint, event, query_of, transaction
+from tests.view_events import apply_txns
 
 from holdfast.client import Client
 from holdfast.client.protocol.messages import position_of
@@ -140,7 +141,7 @@ def test_a_transaction_on_a_view_commits_to_the_log_of_the_view(connect):
         txn.write(b"k", b"v")
 
     view = View.memory()
-    view.apply_many([(50, [Write(b"k", b"1")])], prev_version=0, log_id=LOG)
+    apply_txns(view, [(50, [Write(b"k", b"1")])], prev_version=0, log_id=LOG)
     with ScriptedServer(committed(60)) as server:
         connect(server.url).transact(body, view=view)
         assert commits_of(server)[0]["log_id"] == LOG

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.client.conftest import QUICK
 from tests.unit.client.scripted_server import Drop, Reply, ScriptedServer, coded
 from tests.unit.client.test_commit_retries import VERSION, commits_of, committed, not_committed, status
+from tests.view_events import apply_txns
 
 from holdfast.client.protocol.transaction import SnapshotMoved, TransactionBuilder, ViewSource
 from holdfast.commit.format.transaction import PointRead, RangeRead, Write
@@ -148,13 +149,13 @@ def test_a_range_that_was_cut_demands_no_more_than_was_read(connect):
 
 def test_a_view_is_read_without_asking_the_service_and_waited_for_after_a_conflict(connect):
     view = View.memory()
-    view.apply_many([(50, [Write(b"n", b"1")])], prev_version=0)
+    apply_txns(view, [(50, [Write(b"n", b"1")])], prev_version=0)
 
     def body(txn):
         found = yield txn.get(b"n")
         txn.write(b"n", b"%d" % (int(found) + 1))
         if txn.read_version == 50:  # what made the conflict arrives while the commit is on its way
-            view.apply_many([(70, [Write(b"n", b"5")])], prev_version=50)
+            apply_txns(view, [(70, [Write(b"n", b"5")])], prev_version=50)
 
     with ScriptedServer(not_committed(70), committed(71)) as server:
         assert connect(server.url).transact(body, view=view).version == 71
@@ -172,7 +173,7 @@ def read(procedure):
 
 def view_at_50():
     view = View.memory()
-    view.apply_many([(50, [Write(b"m", b"0"), Write(b"n", b"1")])], prev_version=0)
+    apply_txns(view, [(50, [Write(b"m", b"0"), Write(b"n", b"1")])], prev_version=0)
     return view
 
 
@@ -181,7 +182,7 @@ def test_the_first_read_may_move_the_read_version_and_a_later_one_may_not():
     builder = TransactionBuilder(ViewSource(None, view), 40)  # type: ignore[arg-type]
     assert read(builder.reading(b"n", 0)) == b"1"
     assert builder.read_version == 50
-    view.apply_many([(60, [Write(b"n", b"2")])], prev_version=50)
+    apply_txns(view, [(60, [Write(b"n", b"2")])], prev_version=50)
     assert read(builder.reading(b"m", 0)) == b"0"
     for reading in (builder.reading(b"n", 0), builder.reading_range(b"a", b"z", 5, 0)):
         with pytest.raises(SnapshotMoved):
@@ -192,7 +193,7 @@ def test_the_first_read_may_move_the_read_version_and_a_later_one_may_not():
 
 def test_a_range_is_unchanged_since_the_version_its_answer_vouches_for():
     view = view_at_50()
-    view.apply_many([(60, [Write(b"z", b"")])], prev_version=50)
+    apply_txns(view, [(60, [Write(b"z", b"")])], prev_version=50)
     builder = TransactionBuilder(ViewSource(None, view), 50)  # type: ignore[arg-type]
     assert read(builder.reading_range(b"a", b"o", 5, 0)) == [(b"m", b"0"), (b"n", b"1")]
     assert builder.preconditions == [RangeRead(b"a", b"o", 60)]

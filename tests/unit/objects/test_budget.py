@@ -7,10 +7,10 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from tests.faulty_store import FaultRates, FaultyStore
 
 from holdfast.errors import NotFound, Unavailable
 from holdfast.objects.budget import LATENCY_BOUNDS_MS, BudgetedStore
-from holdfast.objects.faults import FaultRates, FaultyStore
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import CREATED, CreateAnswer, Created, Refused, Unknown
 

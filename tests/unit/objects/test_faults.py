@@ -7,9 +7,9 @@ from random import Random
 from typing import Any, TypeVar
 
 import pytest
+from tests.faulty_store import NO_FAULTS, FaultRates, FaultyStore
 
 from holdfast.errors import NotFound, Unavailable
-from holdfast.objects.faults import NO_FAULTS, FaultRates, FaultyStore
 from holdfast.objects.memory import MemoryObjects
 from holdfast.objects.port import Created, Listed, Refused, Unknown
 

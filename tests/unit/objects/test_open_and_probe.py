@@ -8,10 +8,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.faulty_store import FaultRates, FaultyStore
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.directory.store import DirectoryStore
-from holdfast.objects.faults import FaultRates, FaultyStore
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.open import open_store
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, ObjectStore

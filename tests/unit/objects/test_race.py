@@ -8,9 +8,9 @@ from collections import Counter
 from random import Random
 
 import pytest
+from tests.faulty_store import FaultRates, FaultyStore
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
-from holdfast.objects.faults import FaultRates, FaultyStore
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.open import open_store
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, ObjectStore, Refused, Unknown

@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 from obstore.exceptions import BaseError, GenericError, PermissionDeniedError, UnauthenticatedError
+from tests.faulty_store import FaultRates, FaultyStore
 
 from holdfast.errors import NotFound, Unavailable
 from holdfast.objects.budget import BudgetedStore
 from holdfast.objects.cloud import CloudStore
-from holdfast.objects.faults import FaultRates, FaultyStore
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.open import open_durable_reader, open_store
 from holdfast.objects.port import Created, Listed, Refused, StoreDenies, Unknown

@@ -417,36 +417,20 @@ class Pool:
         """Send one request and collect its answer."""
         if effect.in_turn:
             return await self._exchange_in_turn(effect)
-        if self._watch is not None and self._watch.rests:
-            self._watch.begin()
-        connection: Connection | None = None
-        reader: ResponseReader | None = None
         deadline = asyncio.get_running_loop().time() + effect.timeout_ms / 1000
+        connection = self.lease_idle(effect.endpoint) or await self.lease(effect.endpoint, effect.timeout_ms)
+        if isinstance(connection, Failed):
+            return connection
+        reader: ResponseReader | None = None
+        is_usable = False
         try:
-            if self._slots.locked():
-                try:
-                    async with asyncio.timeout_at(deadline):
-                        await self._slots.acquire()
-                except TimeoutError:
-                    return Failed(now_ms(), False, BUSY, asked=False)
-            else:
-                await self._slots.acquire()  # does not wait
-            try:
-                connection = self._take(effect.endpoint)
-                if connection is None:
-                    connection = await self.connect(effect.endpoint, deadline)
-                data = self._requests.encode(effect.request, effect.endpoint)
-                reader = self.reader_for(connection)
-                connection.start(data, reader, deadline)
-                while not reader.complete:
-                    await connection.changed()
-            finally:
-                self._slots.release()
-            at_ms = now_ms()
-            if reader.reusable and not connection.lost and not self.closed:
-                self.give_back(effect.endpoint, connection, at_ms)
-                connection = None
-            return Response(at_ms, reader.status, reader.headers, reader.take())
+            data = self._requests.encode(effect.request, effect.endpoint)
+            reader = self.reader_for(connection)
+            connection.start(data, reader, deadline)
+            while not reader.complete:
+                await connection.changed()
+            is_usable = reader.reusable
+            return Response(now_ms(), reader.status, reader.headers, reader.take())
         except (OSError, UnicodeError, BadResponse) as error:  # a timeout is an OSError too
             reason, problem = reason_of(error), problem_with(effect.endpoint, error)
             if reader is None or problem is not None:  # nothing was sent, or the other side could not read it
@@ -455,8 +439,7 @@ class Pool:
             too_large = isinstance(error, ResponseTooLarge)
             return Failed(now_ms(), True, reason, partial, reader.headers, too_large=too_large)
         finally:
-            if connection is not None:
-                self.drop(connection)
+            self.end_lease(effect.endpoint, connection, is_usable=is_usable)
 
     async def _exchange_in_turn(self, effect: Send) -> Response | Failed:
         began_ms = now_ms()

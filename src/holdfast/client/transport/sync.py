@@ -314,26 +314,20 @@ class Pool:
         """Send one request and collect its answer."""
         if effect.in_turn:
             return self._exchange_in_turn(effect)
-        at_ms = now_ms()
-        end_ms = at_ms + effect.timeout_ms
-        if not self._slots.acquire(timeout=effect.timeout_ms / 1000):
-            return Failed(now_ms(), False, BUSY, asked=False)
-        wait = self._begin(effect.endpoint, at_ms)
-        connection: Connection | None = None
-        reader = ResponseReader(self._options.response_bytes_max)
-        sent = False
+        end_ms = now_ms() + effect.timeout_ms
+        connection = self.lease(effect.endpoint, effect.timeout_ms)
+        if isinstance(connection, Failed):
+            return connection
+        reader = self.reader_for(connection)
+        sent = is_usable = False
         try:
-            connection = self._take(effect.endpoint, wait) or self._connect(effect.endpoint, end_ms, wait)
             data, time_left_s = self._requests.encode(effect.request, effect.endpoint), left_s(end_ms)
-            reader.known, reader.perhaps_tls = connection.known_head, connection.perhaps_tls
             sent = effect.request.accepted_in_parts
             whole = connection.send_until_response(data, time_left_s, reader)
             sent = True
             while not reader.complete:
                 connection.receive(reader, left_s(end_ms))
-            if whole and reader.reusable:
-                self.give_back(effect.endpoint, connection)  # which ends the wait
-                connection = None
+            is_usable = whole and reader.reusable
             return Response(now_ms(), reader.status, reader.headers, reader.take())
         except (OSError, UnicodeError, BadResponse) as error:
             problem = problem_with(effect.endpoint, error)
@@ -342,10 +336,11 @@ class Pool:
             too_large = isinstance(error, ResponseTooLarge)
             return Failed(now_ms(), accepted, reason_of(error), partial, reader.headers, problem, too_large)
         finally:
-            self._waits.discard(wait)
-            if connection is not None:
-                connection.close()
-            self._slots.release()
+            if is_usable:
+                self.give_back(effect.endpoint, connection)
+            else:
+                self.drop(connection)
+            self.end_lease()
 
     def _exchange_in_turn(self, effect: Send) -> Response | Failed:
         began_ms = now_ms()

@@ -10,7 +10,12 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.objects.directory.files import PosixFiles
 
 LOOKS_MAX: Final = 4
 """A directory that is replaced while it is opened looks the same twice after that; one more for each replacement."""
@@ -21,26 +26,6 @@ class Identity(NamedTuple):
 
     device: int
     inode: int
-
-
-class Looks(Protocol):
-    """The file operations that an identity needs."""
-
-    def open_directory(self, path: str) -> int:
-        """FileNotFoundError when it is absent."""
-        ...
-
-    def identity(self, directory: int) -> Identity:
-        """Of an open directory."""
-        ...
-
-    def identity_at(self, path: str) -> Identity:
-        """Of the directory that a path names now; FileNotFoundError when it is absent."""
-        ...
-
-    def close(self, handle: int) -> None:
-        """Give it back."""
-        ...
 
 
 class Replaced(OSError):
@@ -61,7 +46,7 @@ def replaced(path: str, now: Identity | None) -> Replaced:
     return Replaced(errno.ESTALE, f"{path} {what} while it was open")
 
 
-def settled(files: Looks, path: str) -> tuple[int, Identity]:
+def settled(files: PosixFiles, path: str) -> tuple[int, Identity]:
     """Open ``path``: the handle, and the identity that its path had at two looks. Raises: OSError, Unstable."""
     handle = files.open_directory(path)
     try:
@@ -80,28 +65,30 @@ def settled(files: Looks, path: str) -> tuple[int, Identity]:
 
 def unstable(path: str) -> Unstable:
     """The error for a path whose file system has no lasting inodes."""
+    kind, _ = file_system_of(path)
     return Unstable(
         errno.ENOTSUP,
-        f"the file system at {path} ({file_system_of(path)}) gives a directory another inode at each look, so a "
+        f"the file system at {path} ({kind or 'type unknown'}) gives a directory another inode at each look, so a "
         "directory that was replaced cannot be recognised",
     )
 
 
-def file_system_of(path: str) -> str:
-    """The type of the file system that ``path`` is on, as the system names it; "type unknown" where it does not."""
+def file_system_of(path: str | Path) -> tuple[str, str]:
+    """The kind and the mount point of the file system that ``path`` is on, as the system names them; the kind is empty
+    where it does not."""
     place = os.path.realpath(path)
-    best, found = "", "type unknown"
+    kind, mount = "", "/"
     try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+        with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
             for line in mounts:
-                fields, _, source = line.partition(" - ")
-                point = fields.split()[4].replace("\\040", " ")
+                _, point, of_line, *_ = line.split(" ")
+                point = point.replace("\\040", " ")
                 inside = place == point or place.startswith(point.rstrip("/") + "/")
-                if inside and len(point) >= len(best):  # a later line is mounted over an earlier one
-                    best, found = point, source.split()[0]
-    except (OSError, IndexError):
-        return found
-    return found
+                if inside and len(point) >= len(mount):  # a later line is mounted over an earlier one
+                    kind, mount = of_line, point
+    except OSError:
+        pass
+    return kind, mount
 
 
 def encode_known(known: Mapping[str, Identity]) -> str:
