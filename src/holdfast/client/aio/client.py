@@ -62,7 +62,7 @@ from holdfast.client.transport import aio as transport
 from holdfast.client.transport import aio_gathering as gathering
 from holdfast.client.transport.clock import draw_entropy, draw_wait_ms, now_ms
 from holdfast.commit.format.transaction import JobChange, Operation, Precondition, Transaction
-from holdfast.errors import Backpressure, Closed, HoldfastError, NotFound, Unavailable
+from holdfast.errors import Closed, HoldfastError, NotFound, Unavailable
 from holdfast.values import LogPosition
 from holdfast.wire.log import (
     CommitReceipt,
@@ -164,7 +164,7 @@ class Client(Closing):
         carriage = self.pool, self.session.route, self.session.options, self.session.soundness
         self._commits = gathering.Gatherer(*carriage, Commits(self.session.options))
         self._reads = gathering.Gatherer(*carriage, Reads(self.session.options))
-        self._learning = transport.Once()
+        self._learning = transport.Turnstile()
         self._closing = transport.Event()
 
     async def aclose(self) -> None:
@@ -177,7 +177,6 @@ class Client(Closing):
         await self._reads.aclose()
         await self.watch.aclose()
         await self.pool.aclose()
-        await self._learning.over()
 
     async def commit(
         self,
@@ -478,20 +477,11 @@ class Client(Closing):
                 raise AssertionError("a request decides nothing and opens no stream")
 
     async def _learn(self, effect: Learn) -> Woken:
-        """Ask for the version, or wait for the answer to another operation's question. Raises: as ``version``."""
-        asked_here = False
-
-        async def ask() -> None:
-            nonlocal asked_here
-            asked_here = True
-            await self.run(log_operations.version(self.session, effect.since_ms, local=True))
-
-        try:
-            await self._learning.run(ask)
-        except (Unavailable, Backpressure):
-            if asked_here or now_ms() >= effect.since_ms + self.session.options.give_up_after_ms:
-                raise
-        return Woken(now_ms())  # the other one began earlier, so its time was over: this one asks again
+        """Ask for the version, unless the answer to another operation brings it meanwhile. Raises: as ``version``."""
+        async with self._learning:
+            if self.session.newest is None:
+                await self.run(log_operations.version(self.session, effect.since_ms, local=True))
+        return Woken(now_ms())
 
     async def sleep(self, wait: Wait) -> Woken:
         """Wait, unless the client is closed meanwhile. Raises: Closed."""

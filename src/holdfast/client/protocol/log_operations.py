@@ -386,16 +386,13 @@ READ_KEYS_BYTES_MAX: Final = 512 << 10
 """Of the keys of one request, whose body has at most 1 MiB by default."""
 
 
-def read_keys(
-    session: Session, keys: Sequence[bytes], at: Place | None, now_ms: float, *, linearizable: bool = False
-) -> Procedure[KeysRead]:
+def read_keys(session: Session, keys: Sequence[bytes], at: Place | None, now_ms: float) -> Procedure[KeysRead]:
     """The first of ``keys``, all at one version, which is not older than ``at`` and ``session.newest``: as many as fit
     in a request and its response, one at least. Raises: as ``read_key``."""
     items = [ReadKey(key) for key in _first_keys(keys)]
 
     def make(at: LogPosition | None) -> Request:
-        body = ReadRequest(items, None if at is None else str(at), "linearizable" if linearizable else "local")
-        return json_request("POST", "/v1/read", body)
+        return json_request("POST", "/v1/read", ReadRequest(items, None if at is None else str(at)))
 
     budget = RetryBudget(session, now_ms, session.options.give_up_after_ms)
     while True:

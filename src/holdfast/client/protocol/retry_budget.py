@@ -24,10 +24,6 @@ TAKE_OVER_WAIT_MS_MAX: Final = 400.0
 """The longest wait before the endpoints are asked again, while none of several can be reached or leads."""
 
 
-def _sound() -> Soundness:
-    return Soundness("client", "Make another client; ask for the outcomes of what this one sent.")
-
-
 @dataclass(slots=True)
 class Session:
     """The state that the operations of one client share: the route, and the newest position of any response.
@@ -41,7 +37,11 @@ class Session:
     newest: LogPosition | None = None
     id_tag: str = ""
     """What the service wants ids to begin with that are drawn here: its version answers and refusals name it."""
-    soundness: Soundness = field(default_factory=_sound, repr=False, compare=False)
+    soundness: Soundness = field(
+        default_factory=lambda: Soundness("client", "Make another client; ask for the outcomes of what this one sent."),
+        repr=False,
+        compare=False,
+    )
     """Whether the invariants of the client hold."""
 
     @property

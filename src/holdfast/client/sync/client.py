@@ -63,7 +63,7 @@ from holdfast.client.transport import sync as transport
 from holdfast.client.transport import sync_gathering as gathering
 from holdfast.client.transport.clock import draw_entropy, draw_wait_ms, now_ms
 from holdfast.commit.format.transaction import JobChange, Operation, Precondition, Transaction
-from holdfast.errors import Backpressure, Closed, HoldfastError, NotFound, Unavailable
+from holdfast.errors import Closed, HoldfastError, NotFound, Unavailable
 from holdfast.values import LogPosition
 from holdfast.wire.log import (
     CommitReceipt,
@@ -165,7 +165,7 @@ class Client(Closing):
         carriage = self.pool, self.session.route, self.session.options, self.session.soundness
         self._commits = gathering.Gatherer(*carriage, Commits(self.session.options))
         self._reads = gathering.Gatherer(*carriage, Reads(self.session.options))
-        self._learning = transport.Once()
+        self._learning = transport.Turnstile()
         self._closing = transport.Event()
 
     def close(self) -> None:
@@ -178,7 +178,6 @@ class Client(Closing):
         self._reads.close()
         self.watch.close()
         self.pool.close()
-        self._learning.over()
 
     def commit(
         self,
@@ -475,20 +474,11 @@ class Client(Closing):
                 raise AssertionError("a request decides nothing and opens no stream")
 
     def _learn(self, effect: Learn) -> Woken:
-        """Ask for the version, or wait for the answer to another operation's question. Raises: as ``version``."""
-        asked_here = False
-
-        def ask() -> None:
-            nonlocal asked_here
-            asked_here = True
-            self.run(log_operations.version(self.session, effect.since_ms, local=True))
-
-        try:
-            self._learning.run(ask)
-        except (Unavailable, Backpressure):
-            if asked_here or now_ms() >= effect.since_ms + self.session.options.give_up_after_ms:
-                raise
-        return Woken(now_ms())  # the other one began earlier, so its time was over: this one asks again
+        """Ask for the version, unless the answer to another operation brings it meanwhile. Raises: as ``version``."""
+        with self._learning:
+            if self.session.newest is None:
+                self.run(log_operations.version(self.session, effect.since_ms, local=True))
+        return Woken(now_ms())
 
     def sleep(self, wait: Wait) -> Woken:
         """Wait, unless the client is closed meanwhile. Raises: Closed."""

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from holdfast.client.protocol.effects import IN_TURN_MAX, Chunk, Failed, Open, Request, Response, Send
+from holdfast.client.protocol.effects import IN_TURN_MAX, Chunk, Failed, Open, Response, Send
 from holdfast.client.protocol.endpoint import Endpoint, Route
 from holdfast.client.protocol.http1 import (
     BadResponse,
@@ -59,6 +59,9 @@ Cancelled = asyncio.CancelledError
 Lock = contextlib.nullcontext
 """The tasks of one loop need no lock; the threads of the blocking client do."""
 
+Turnstile = asyncio.Lock
+"""Lets one task or thread pass at a time, also where it waits inside."""
+
 
 class GetsTogether:
     """Gets of several tasks that begin in one turn of the event loop travel in one request; a lone one, and one of the
@@ -87,7 +90,8 @@ class GetsTogether:
             return await self._alone(key)
         if turn.reading is None:
             turn.reading = asyncio.get_running_loop().create_task(self._many(turn.keys))
-            turn.reading.add_done_callback(_retrieve)
+            # Its callers may all have been cancelled: then its error is of no interest.
+            turn.reading.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
         return (await asyncio.shield(turn.reading))[key]
 
 
@@ -97,12 +101,6 @@ class _Turn:
     def __init__(self) -> None:
         self.keys: list[bytes] = []
         self.reading: asyncio.Task[dict[bytes, bytes | None]] | None = None
-
-
-def _retrieve(reading: asyncio.Task[dict[bytes, bytes | None]]) -> None:
-    """Its callers may all have been cancelled: then its error is of no interest."""
-    if not reading.cancelled():
-        reading.exception()
 
 
 class Event:
@@ -119,34 +117,6 @@ class Event:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()
         return self._event.is_set()
-
-
-class Once:
-    """Work that several callers want at the same time, done once for all of them.
-
-    A caller that is cancelled leaves the work to the others.
-    """
-
-    def __init__(self) -> None:
-        self._task: asyncio.Task[None] | None = None
-
-    async def run(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Do the work, or wait for what is being done. Raises: what the work raised."""
-        task = self._task
-        if task is None:
-            task = self._task = asyncio.get_running_loop().create_task(work())
-            task.add_done_callback(self._done)
-        await asyncio.shield(task)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._task = None
-        if not task.cancelled():
-            task.exception()  # nobody may be left to see it
-
-    async def over(self) -> None:
-        """Wait for the end of what is being done."""
-        if self._task is not None:
-            await asyncio.wait([self._task])
 
 
 def each(items: Iterable[Item] | AsyncIterable[Item]) -> AsyncIterable[Item]:
@@ -403,7 +373,7 @@ class Pool:
         if watch is not None:
             watch.add(self)
         self._options = options
-        self._requests = RequestEncoder(token)
+        self.encode = RequestEncoder(token).encode
         self._tls = tls
         self._slots = asyncio.Semaphore(int(options.connections_max))
         self._turns = asyncio.Semaphore(IN_TURN_MAX)
@@ -424,7 +394,7 @@ class Pool:
         reader: ResponseReader | None = None
         is_usable = False
         try:
-            data = self._requests.encode(effect.request, effect.endpoint)
+            data = self.encode(effect.request, effect.endpoint)
             reader = self.reader_for(connection)
             connection.start(data, reader, deadline)
             while not reader.complete:
@@ -496,10 +466,6 @@ class Pool:
         head, perhaps_tls = connection.known_head, connection.perhaps_tls
         return ResponseReader(self._options.response_bytes_max, head, perhaps_tls=perhaps_tls)
 
-    def encode(self, request: Request, endpoint: Endpoint) -> bytes:
-        """The bytes of a request."""
-        return self._requests.encode(request, endpoint)
-
     async def open(self, effect: Open) -> Stream | Response | Failed:
         """Open a stream on a connection of its own; a ``Response`` refuses it. Raises: Closed."""
         if self._watch is not None and self._watch.rests:
@@ -511,7 +477,7 @@ class Pool:
             async with asyncio.timeout_at(deadline):
                 connection = await self.connect(effect.endpoint, deadline)
                 reader = ResponseReader(self._options.event_bytes_max, perhaps_tls=connection.perhaps_tls)
-                connection.start(self._requests.encode(effect.request, effect.endpoint), reader)
+                connection.start(self.encode(effect.request, effect.endpoint), reader)
                 while not reader.status or (reader.status != 200 and not reader.complete):
                     await connection.changed()
             if reader.status != 200:

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final, Protocol
 
-from holdfast.client.protocol.effects import IN_TURN_MAX, Chunk, Failed, Open, Request, Response, Send
+from holdfast.client.protocol.effects import IN_TURN_MAX, Chunk, Failed, Open, Response, Send
 from holdfast.client.protocol.endpoint import Endpoint, Route
 from holdfast.client.protocol.http1 import (
     BadResponse,
@@ -40,7 +40,7 @@ from holdfast.client.protocol.lookout import (
 )
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.transport.clock import now_ms
-from holdfast.errors import Closed, HoldfastError
+from holdfast.errors import Closed
 
 if TYPE_CHECKING:
     from holdfast.view import View
@@ -52,6 +52,7 @@ BUSY = "every connection of this client is busy"
 
 Event = threading.Event
 Lock = threading.RLock  # a signal handler may close what its own thread is in the middle of
+Turnstile = threading.RLock  # as above
 each = iter
 
 
@@ -67,50 +68,6 @@ class GetsTogether:
     ) -> None:
         del many
         self.get = alone
-
-
-class _Work:
-    """What one thread does, and others wait for."""
-
-    def __init__(self) -> None:
-        self.thread = threading.get_ident()
-        self.is_over = threading.Event()
-        self.error: HoldfastError | None = None
-
-
-class Once:
-    """Work that several callers want at the same time, done once for all of them: one thread does it for the others."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._work: _Work | None = None
-
-    def run(self, work: Callable[[], None]) -> None:
-        """Do the work, or wait for what is being done. Raises: what the work raised. If the thread that does it is
-        interrupted, nothing was done."""
-        own = _Work()
-        with self._lock:
-            known = self._work
-            if known is None:
-                self._work = own
-        if known is not None and known.thread != own.thread:
-            known.is_over.wait()
-            if known.error is not None:
-                raise known.error
-            return
-        try:
-            work()  # also in a signal handler, in the middle of the work of its own thread
-        except HoldfastError as error:
-            own.error = error
-            raise
-        finally:
-            with self._lock:
-                if self._work is own:
-                    self._work = None
-            own.is_over.set()
-
-    def over(self) -> None:
-        """The threads end by themselves."""
 
 
 class Awaited:
@@ -295,7 +252,7 @@ class Pool:
         if watch is not None:
             watch.add(self)
         self._options = options
-        self._requests = RequestEncoder(token)
+        self.encode = RequestEncoder(token).encode
         self._tls = tls
         self._renew()
         self.closed = False
@@ -321,7 +278,7 @@ class Pool:
         reader = self.reader_for(connection)
         sent = is_usable = False
         try:
-            data, time_left_s = self._requests.encode(effect.request, effect.endpoint), left_s(end_ms)
+            data, time_left_s = self.encode(effect.request, effect.endpoint), left_s(end_ms)
             sent = effect.request.accepted_in_parts
             whole = connection.send_until_response(data, time_left_s, reader)
             sent = True
@@ -393,10 +350,6 @@ class Pool:
             self._options.response_bytes_max, connection.known_head, perhaps_tls=connection.perhaps_tls
         )
 
-    def encode(self, request: Request, endpoint: Endpoint) -> bytes:
-        """The bytes of a request."""
-        return self._requests.encode(request, endpoint)
-
     def _begin(self, endpoint: Endpoint, at_ms: float) -> Awaited:
         wait = Awaited(endpoint, at_ms)
         self._waits.add(wait)
@@ -426,7 +379,7 @@ class Pool:
         wait = self._begin(effect.endpoint, at_ms)
         try:
             connection = self._connect(effect.endpoint, end_ms, wait)
-            connection.send(self._requests.encode(effect.request, effect.endpoint), left_s(end_ms))
+            connection.send(self.encode(effect.request, effect.endpoint), left_s(end_ms))
             reader = ResponseReader(self._options.event_bytes_max, perhaps_tls=connection.perhaps_tls)
             while not reader.status or (reader.status != 200 and not reader.complete):
                 connection.receive(reader, left_s(end_ms))

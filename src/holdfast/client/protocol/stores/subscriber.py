@@ -223,7 +223,9 @@ class SubscriberMachine:
     @property
     def send_due_ms(self) -> float:
         """When waiting acknowledgements and reports are sent."""
-        acks_ms = self._acks.since_ms + self._batch_time_ms() if self._acks.pending else math.inf
+        seconds = self._options.ack_batch_time
+        wait_ms = self._terms.ack_batch_time_ms if seconds is None else seconds * 1000
+        acks_ms = self._acks.since_ms + wait_ms if self._acks.pending else math.inf
         return min(acks_ms, self._started.due_ms)
 
     @property
@@ -653,10 +655,6 @@ class SubscriberMachine:
         # Later than half the window, acknowledging would stop the deliveries that it makes room for.
         window = self._window
         return max(1, min(count, (window.size if window.is_own else window.most) // 2))
-
-    def _batch_time_ms(self) -> float:
-        asked = self._options.ack_batch_time
-        return self._terms.ack_batch_time_ms if asked is None else asked * 1000
 
     def _take_outgoing(self) -> tuple[bytes, ...]:
         outgoing = tuple(self._outgoing)
