@@ -46,7 +46,7 @@ from holdfast.server.http.auth import Grant, Role
 from holdfast.server.http.connection import Connection
 from holdfast.server.http.key_scope import EVERYTHING, KeyScope
 from holdfast.server.http.rights_table import ScopeRule
-from holdfast.snapshots import MakingOptions, make_snapshot
+from holdfast.snapshots import make_snapshot
 from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.values import commands
 from holdfast.wire.log import LogJobState
@@ -401,7 +401,7 @@ async def _play(seed: int, folder: Path, count: int, only: Sequence[str], *, by_
             body = {"operations": [{"type": "write", "key_text": f"seat/filler/{key}", "value": value}]}
             assert (await here.ask("POST", "/v1/commit", body, **bearer)).status == 200
         assert (await here.ask("PUT", "/v1/staged/root/w/p1", {}, **bearer)).status == 200
-        await make_snapshot(store, MakingOptions(part_bytes=200_000))
+        await make_snapshot(store, part_bytes=200_000)
         store.is_slow = True
         try:
             await _moments(world, drawn, range(seed * count, (seed + 1) * count), is_all=not only)

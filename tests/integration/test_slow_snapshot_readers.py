@@ -17,7 +17,7 @@ from holdfast.server.commit.snapshot_readers import SnapshotReaders
 from holdfast.server.commit.snapshot_route import SnapshotSender
 from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http.auth import Role
-from holdfast.snapshots import MakingOptions, make_snapshot
+from holdfast.snapshots import make_snapshot
 
 TOKEN = "a-long-random-token"
 KEYS = 40
@@ -31,7 +31,7 @@ async def filled(here: Serving) -> None:
         value = base64.b64encode(os.urandom(VALUE)).decode()
         body = json.dumps({"operations": [{"type": "write", "key_text": f"k{number:03d}", "value": value}]}).encode()
         assert (await client.ask("POST", "/v1/commit", body, Authorization=f"Bearer {TOKEN}")).status == 200
-    await make_snapshot(here.store, MakingOptions(part_bytes=4 << 20))
+    await make_snapshot(here.store, part_bytes=4 << 20)
 
 
 async def reader(here: Serving, more: str = "") -> socket.socket:

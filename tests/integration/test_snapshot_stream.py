@@ -20,7 +20,7 @@ from tests.rgw import free_port
 from holdfast import Client, Delete, InvalidRequest, View, Write
 from holdfast.aio import Client as AsyncClient
 from holdfast.objects.open import open_store
-from holdfast.snapshots import MakingOptions, Manifest, make_snapshot
+from holdfast.snapshots import Manifest, make_snapshot
 from holdfast.wire.log import SNAPSHOT_LAST_TRANSACTION, SNAPSHOT_LOG_ID, SNAPSHOT_ROWS, SNAPSHOT_VERSION
 
 KEYS = 300
@@ -52,7 +52,7 @@ def snapshot_of(log: Path) -> Manifest:
     async def make() -> Manifest:
         store = open_store(log.as_uri())
         try:
-            return await make_snapshot(store, MakingOptions(part_bytes=2_000))
+            return await make_snapshot(store, part_bytes=2_000)
         finally:
             await store.close()
 

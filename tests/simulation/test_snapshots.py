@@ -20,7 +20,7 @@ from holdfast.errors import HoldfastError
 from holdfast.objects import creating
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import CreateAnswer, Created, Listed, ObjectStore
-from holdfast.snapshots import MakingOptions, Manifest, list_snapshots, make_snapshot, making, read_rows
+from holdfast.snapshots import Manifest, list_snapshots, make_snapshot, making, read_rows
 from holdfast.snapshots.manifest import encode_manifest, manifest_key, part_key, part_name
 from holdfast.snapshots.part import cut, encode_part
 from holdfast.view.sqlite import walk_rows
@@ -29,7 +29,7 @@ from holdfast.view.storage import StatePosition
 WORLDS = 15
 MORE_WORLDS = 1_000
 MUTANT_WORLDS = 400
-OPTIONS = MakingOptions(part_bytes=60)
+SMALL = 60
 RATES = FaultRates.all_at(0.03)
 
 
@@ -87,7 +87,9 @@ async def world(seed: int) -> None:
         makers = [
             LimitedStore(objects, Random(draw.random()), draw.choice((5, 20, 10**6))) for _ in range(draw.randint(1, 2))
         ]
-        ended = await asyncio.gather(*(make_snapshot(maker, OPTIONS) for maker in makers), return_exceptions=True)
+        ended = await asyncio.gather(
+            *(make_snapshot(maker, part_bytes=SMALL) for maker in makers), return_exceptions=True
+        )
         for maker, made in zip(makers, ended, strict=True):
             assert isinstance(made, Manifest | Killed | HoldfastError), made
             maker.land_all()

@@ -20,7 +20,7 @@ from holdfast.commit.format.transaction import Write
 from holdfast.errors import InvalidRequest
 from holdfast.objects.memory import MemoryObjects
 from holdfast.objects.open import open_store
-from holdfast.snapshots import MakingOptions, Manifest, list_snapshots, make_snapshot, read_rows
+from holdfast.snapshots import Manifest, list_snapshots, make_snapshot, read_rows
 from holdfast.spark.tables import newest
 from holdfast.spark.tables.log_snapshot import part_begins, snapshot_into_log
 
@@ -39,7 +39,7 @@ def made_here(root: Path, at: int | None, part_bytes: int = PART_BYTES) -> Manif
     async def make() -> Manifest:
         store = open_store(root.as_uri())
         try:
-            return await make_snapshot(store, MakingOptions(at=at, part_bytes=part_bytes))
+            return await make_snapshot(store, at=at, part_bytes=part_bytes)
         finally:
             await store.close()
 

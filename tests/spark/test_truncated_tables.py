@@ -17,7 +17,7 @@ from holdfast.commit.format.batch import jump, object_name
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.errors import Code, NotFound
 from holdfast.objects.open import open_store
-from holdfast.snapshots import MakingOptions, make_snapshot
+from holdfast.snapshots import make_snapshot
 from holdfast.spark import History, Latest, Snapshot, run_pipeline
 from holdfast.values import Version
 
@@ -40,7 +40,7 @@ def cut_log(root: Path, *, with_snapshot: bool) -> LogBuilder:
     async def make() -> None:
         store = open_store(url)
         try:
-            await make_snapshot(store, MakingOptions(at=at, part_bytes=200))
+            await make_snapshot(store, at=at, part_bytes=200)
         finally:
             await store.close()
 

@@ -26,7 +26,7 @@ from holdfast.errors import InvalidRequest
 from holdfast.objects.credentials import require_credentials
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectStore
-from holdfast.snapshots import MakingOptions, Manifest, list_snapshots, make_snapshot
+from holdfast.snapshots import Manifest, list_snapshots, make_snapshot
 from holdfast.snapshots.manifest import PREFIX
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def snapshot(
     """
     log_url = log_url_of(url, config)
     with progress("reading the log", shown=not as_json, as_lines=progress_lines) as moved:
-        manifest = with_store(log_url, lambda store: make_snapshot(store, MakingOptions(at=at), moved))
+        manifest = with_store(log_url, lambda store: make_snapshot(store, moved, at=at))
     (print_json if as_json else print_fields)(_facts_of_snapshot(log_url, manifest))
 
 

@@ -1,9 +1,8 @@
 """Copies of a log in another place: a restore to a point, a mirror that follows, and what makes a copy a log.
 
     module        what it does
-    window        which objects of a copy may be under way at once: the rules of a leader. Pure
     source        the objects of a log in the order of its chain, from where a copy stands, and a cut in them
-    chain         carries objects from one store to another within the window
+    chain         carries objects from one store to another, within the window of a leader
     manifests     copies snapshots, and checkpoints of stores, that a copy has reached
     restoring     a new log at an empty prefix that equals another one, cut at a version or a time
     mirroring     a copy that grows with its source

@@ -23,7 +23,7 @@ from holdfast.commit.reading.reader import LeadershipWalk, find_frontier, requir
 from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.foundations.state import Depth, require_state
 from holdfast.objects.creating import create_exactly
-from holdfast.objects.port import Listed, ObjectStore
+from holdfast.objects.port import ObjectStore
 from holdfast.values import LeaderId, LogId
 
 
@@ -70,16 +70,12 @@ async def promote(copy: ObjectStore, on_progress: Callable[[int, int | None], No
         truncated_through=role.truncated_through,
         on_progress=on_progress,
     )
-    after_gap = 0 if is_done else len(await _after(copy, head))
+    rows = [] if is_done else await copy.list(PREFIX, limit=GAP_MAX)
+    after_gap = sum(row.key < object_name(head.slot) for row in rows)
     if promoted is None:
         promoted = Promoted(log_id=secrets.token_hex(16))
     claimed = await fork(copy, promoted.log_id)
     return PromotedLog(claimed.log_id.hex(), role.source_log_id, claimed.forked_at, claimed.last_version, after_gap)
-
-
-async def _after(copy: ObjectStore, head: Header) -> list[Listed]:
-    rows = await copy.list(PREFIX, limit=GAP_MAX)
-    return [row for row in rows if row.key < object_name(head.slot)]
 
 
 async def fork(copy: ObjectStore, log_id: str) -> Header:

@@ -84,7 +84,7 @@ async def restore(
     (``future_version``; ``log_mismatch``: the prefix holds something else; a time about which the clocks of the log
     disagree), CorruptData, Unavailable.
     """
-    report = on_progress or _no_report
+    report = on_progress or (lambda _, done, total: None)  # noqa: ARG005
     frontier = await require_frontier(source, "the source")
     lineage = await lineage_of(source, frontier[1])
     place = None if point.time_ms is None else await place_of(source, frontier, point.time_ms)
@@ -169,10 +169,6 @@ async def verify_copy(
         passed_over=passed_over,
     )
     return check, foundation
-
-
-def _no_report(step: str, done: int, total: int | None) -> None:
-    del step, done, total
 
 
 async def _role(

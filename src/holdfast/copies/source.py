@@ -16,7 +16,6 @@ from holdfast.commit.format.batch import (
     FLAG_LZ4,
     Header,
     Kind,
-    Logged,
     LoggedTransaction,
     decode_all,
     decode_header,
@@ -115,15 +114,11 @@ async def objects_from(
             yield LoggedBatch(decode_header(data, slot=slot), data)
         if walker.head is not None and walker.head.kind is not Kind.CLAIM:
             # It stands on what was removed, or is about to be.
-            walker = ChainWalker.behind_removed(walker.next_slot, _claim_of(walker))
+            assert walker.claim is not None, "a walk that stands somewhere knows its claim"
+            walker = ChainWalker.behind_removed(walker.next_slot, walker.claim)
     async with aclosing(follow(source, walker, prefetch=PREFETCH)) as batches:
         async for batch in batches:
             yield batch
-
-
-def _claim_of(walker: ChainWalker) -> Header:
-    assert walker.claim is not None, "a walk that stands somewhere knows its claim"
-    return walker.claim
 
 
 class Cut:
@@ -153,7 +148,8 @@ class Cut:
 
     def _part(self, batch: LoggedBatch) -> LoggedBatch | None:
         header = batch.header
-        rest = [logged for logged in _all_of(batch) if logged.version <= self._version]
+        every = decode_all(batch.data, header) if header.has_body else []
+        rest = [logged for logged in every if logged.version <= self._version]
         if not rest:
             return None
         transactions = [logged.version for logged in rest if isinstance(logged, LoggedTransaction)]
@@ -190,7 +186,3 @@ async def ended_early(source: ObjectStore, copy: ObjectStore) -> HoldfastError:
         hint="`holdfast log verify` names what is missing; `holdfast log repair` makes a log without it",
         copied_through=through,
     )
-
-
-def _all_of(batch: LoggedBatch) -> list[Logged]:
-    return decode_all(batch.data, batch.header) if batch.header.has_body else []

@@ -34,11 +34,10 @@ _VALUE: Final = re.compile(rf"\s*({_NAMES})\s*=")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a document may have: bytes of its text, values, and levels."""
+    """What a document may have, besides ``DEPTH_MAX`` levels: bytes of its text, and values."""
 
     bytes_max: int
     nodes_max: int
-    depth_max: int = DEPTH_MAX
 
     def require_size(self, size: int) -> None:
         """Return if a text of this size may be parsed. Raises: AboveBounds."""
@@ -142,8 +141,8 @@ def _check_values(value: object, bounds: Bounds) -> None:
     level, depth, count = [value], 0, 0
     while level:
         count += len(level)
-        if count > bounds.nodes_max or depth > bounds.depth_max:
-            raise AboveBounds(f"more than {bounds.nodes_max} values or {bounds.depth_max} levels")
+        if count > bounds.nodes_max or depth > DEPTH_MAX:
+            raise AboveBounds(f"more than {bounds.nodes_max} values or {DEPTH_MAX} levels")
         inner: list[object] = []
         for one in level:
             if isinstance(one, dict):
@@ -160,12 +159,12 @@ def _check_bounds(events: Iterable[Any], bounds: Bounds) -> None:
         kind = type(event).__name__
         depth += kind in ("MappingStartEvent", "SequenceStartEvent")
         depth -= kind in ("MappingEndEvent", "SequenceEndEvent")
-        if number > 2 * bounds.nodes_max or depth > bounds.depth_max:
+        if number > 2 * bounds.nodes_max or depth > DEPTH_MAX:
             raise _too_much(event.start_mark.line + 1, bounds)
 
 
 def _too_much(line: int, bounds: Bounds) -> AboveBounds:
-    return AboveBounds(f"line {line}: more than {bounds.nodes_max} values or {bounds.depth_max} levels")
+    return AboveBounds(f"line {line}: more than {bounds.nodes_max} values or {DEPTH_MAX} levels")
 
 
 def _yaml_reason(text: str, error: Any) -> str:
@@ -197,7 +196,7 @@ class _YamlReader:
         """The value of a node. Raises: ValueError."""
         self._nodes += 1
         line = node.start_mark.line + 1
-        if self._nodes > self._bounds.nodes_max or depth > self._bounds.depth_max:
+        if self._nodes > self._bounds.nodes_max or depth > DEPTH_MAX:
             raise _too_much(line, self._bounds)
         if node.id != "scalar" and node.tag not in _TAGS:
             raise ValueError(f"line {line}: there is no type {node.tag}")
@@ -224,7 +223,7 @@ class _YamlReader:
         known = self._merged.get(id(node))
         if known is not None:
             return known
-        if depth > self._bounds.depth_max:
+        if depth > DEPTH_MAX:
             raise _too_much(node.start_mark.line + 1, self._bounds)
         own: dict[str, tuple[Any, Any]] = {}
         merged: dict[str, tuple[Any, Any]] = {}

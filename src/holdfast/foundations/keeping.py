@@ -50,10 +50,12 @@ class KeptSnapshots:
         self._damaged &= {*versions}
         self._whole = {version: self._whole[version] for version in versions if version in self._whole}
         for version in versions:
-            await self._look_at(version, fresh=False)
+            await self.look_at(version)
         self._looked_at = frozenset(versions)
         for version in self._superseded(held):
-            if not await self._stays_whole(min(each for each in self._whole if each > version)):
+            successor = min(each for each in self._whole if each > version)
+            await self.look_at(successor, fresh=True)  # it may have rotted since it was read first
+            if successor not in self._whole:
                 break
             await self._remove(self._whole.pop(version))
         return min(self._whole, default=None)
@@ -76,17 +78,8 @@ class KeptSnapshots:
         """The snapshots that newer ones replace."""
         return [version for version in sorted(self._whole)[: -self._keep] if version not in held]
 
-    @property
-    def damaged(self) -> int:
-        """How many snapshots of the log are not whole."""
-        return len(self._damaged)
-
-    async def _stays_whole(self, version: int) -> bool:
-        """Read again what an older snapshot is removed for: it may have rotted since it was read first."""
-        await self._look_at(version, fresh=True)
-        return version in self._whole
-
-    async def _look_at(self, version: int, *, fresh: bool) -> None:
+    async def look_at(self, version: int, *, fresh: bool = False) -> None:
+        """Find out whether a snapshot is whole; ``fresh``: again, as something showed that it may not be any more."""
         if not fresh and (version in self._whole or version in self._damaged):
             return
         self._whole.pop(version, None)
@@ -105,10 +98,6 @@ class KeptSnapshots:
             self._damaged.discard(version)
         else:
             self._damaged.add(version)
-
-    async def look_again(self, version: int) -> None:
-        """A reading showed that a snapshot is not what it was."""
-        await self._look_at(version, fresh=True)
 
     async def _remove(self, manifest: Manifest) -> None:
         await self._store.delete(manifest_key(manifest.version))

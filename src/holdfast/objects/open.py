@@ -62,7 +62,7 @@ def open_store(
 
 
 def open_durable_reader(
-    url: str, *, request_timeout_ms: int = 10_000, connections_max: int = 8, retry: RetryPolicy | None = READING
+    url: str, *, request_timeout_ms: int = 10_000, retry: RetryPolicy | None = READING
 ) -> ObjectReader:
     """A reader for objects that another process made durable; it makes nothing durable itself. ``retry``: as for
     ``open_store``. Raises: InvalidRequest, also for ``memory:``, which no other process can read."""
@@ -73,4 +73,4 @@ def open_durable_reader(
         return reader if retry is None else RetryingReader(reader, retry)
     if url.partition(":")[0].lower() == "memory":
         raise InvalidRequest("the memory of a process has no other reader", code=Code.BAD_CONFIGURATION, url=url)
-    return open_store(url, request_timeout_ms=request_timeout_ms, connections_max=connections_max, retry=retry)
+    return open_store(url, request_timeout_ms=request_timeout_ms, connections_max=8, retry=retry)

@@ -20,7 +20,8 @@ from holdfast.commit.format.batch import FIRST_SLOT
 from holdfast.errors import Backpressure, NotFound, Unavailable
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore, read_if_there
-from holdfast.retention.policies import Change, Content, Generation, decode_generation, encode_generation
+from holdfast.retention.policies import Change, Content, Generation, decode_generation
+from holdfast.sealed import encode_sealed
 
 PREFIX: Final = "meta/retention/"
 AHEAD_MAX: Final = 1_000
@@ -92,7 +93,7 @@ class Generations:
 
     async def _create(self, wanted: Generation) -> bool:
         """Whether ``wanted`` is in the sequence now. False: another generation has its number."""
-        if not await create_exactly(self._store, key_of(wanted.number), encode_generation(wanted), PAUSES):
+        if not await create_exactly(self._store, key_of(wanted.number), encode_sealed(wanted), PAUSES):
             return False
         newest = await self.newest()
         return newest is not None and newest.number - wanted.number <= AHEAD_MAX

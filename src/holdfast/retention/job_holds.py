@@ -52,9 +52,9 @@ class JobBorder:
         return header.last_version < self.hold.version or is_old
 
 
-def hold_for(job: str, seconds: int = SECONDS) -> JobChange:
+def hold_for(job: str) -> JobChange:
     """The change that holds the log from its own version on."""
-    return JobChange(FOLDER + job, msgspec.json.encode(HoldRecord(seconds)))
+    return JobChange(FOLDER + job, msgspec.json.encode(HoldRecord(SECONDS)))
 
 
 def release_for(job: str) -> JobChange:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from holdfast.commit.format.log_clock import Moment
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
-from holdfast.sealed import decode_sealed, encode_sealed
+from holdfast.sealed import decode_sealed
 from holdfast.values import VERSION_MAX
 from holdfast.wire.formats import UNDECODABLE, decode_each_once
 from holdfast.wire.log import RetentionPolicy
@@ -233,11 +233,6 @@ def _require_kept(version: int, now: Content) -> None:
             version=version,
             truncated_through=now.truncate_through,
         )
-
-
-def encode_generation(generation: Generation) -> bytes:
-    """The JSON of a generation."""
-    return encode_sealed(generation)
 
 
 def decode_generation(data: bytes, key: str) -> Generation:

@@ -124,10 +124,6 @@ def _held_snapshots(content: Content, now: Moment) -> list[int]:
     return [hold.snapshot for hold in content.holds.values() if hold.snapshot is not None and hold.holds(now)]
 
 
-def _held_checkpoints(content: Content, now: Moment) -> list[int]:
-    return [hold.checkpoint for hold in content.holds.values() if hold.checkpoint is not None and hold.holds(now)]
-
-
 def _warning(content: Content, needs: Needs) -> str | None:
     """What keeps the whole log, although there are policies."""
     if not content.policies:
@@ -332,7 +328,7 @@ class Truncator:
             self.state.warning = NOT_WHOLE
             hint = "`holdfast log verify` names what is damaged; `holdfast log snapshot` makes another snapshot"
             log.error("retention_waits_for_whole_snapshot", error=error.statement(), hint=hint)
-            await self._snapshots.look_again(needs.snapshot)
+            await self._snapshots.look_at(needs.snapshot, fresh=True)
             return False
         return True
 
@@ -441,7 +437,9 @@ class Truncator:
         if self._service.claim.stores_mode is not StoresMode.LOG:
             return None
         stores_from = self._options.stores_from
-        return NOTHING if stores_from is None else await stores_from(_held_checkpoints(content, self._service.moment()))
+        now = self._service.moment()
+        checkpoints = [each.checkpoint for each in content.holds.values() if each.holds(now)]
+        return NOTHING if stores_from is None else await stores_from([each for each in checkpoints if each is not None])
 
     def _warn(self, content: Content, needs: Needs) -> None:
         self.state.warning = _warning(content, needs)

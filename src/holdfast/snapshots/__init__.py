@@ -10,12 +10,11 @@ from __future__ import annotations
 from holdfast.extras import needs
 
 with needs("server"):
-    from holdfast.snapshots.making import MakingOptions, make_snapshot
+    from holdfast.snapshots.making import make_snapshot
     from holdfast.snapshots.manifest import Manifest, Part
     from holdfast.snapshots.reading import list_snapshots, newest_snapshot, read_part, read_rows
 
 __all__ = [
-    "MakingOptions",
     "Manifest",
     "Part",
     "list_snapshots",

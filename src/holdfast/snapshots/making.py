@@ -53,16 +53,6 @@ GIVE_UP_SECONDS: Final = 12 * 3600.0
 Progress = Callable[[int, int | None], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MakingOptions:
-    """``at`` is the version of the snapshot, by default the newest one. ``part_bytes`` is for tests: other values give
-    other borders than those of other makers."""
-
-    at: int | None = None
-    part_bytes: int = PART_BYTES
-    give_up_seconds: float = GIVE_UP_SECONDS
-
-
 @dataclass(frozen=True, slots=True)
 class Start:
     """What a snapshot of ``version`` is made from: the log up to ``head``, and ``base``, the newest earlier one."""
@@ -75,24 +65,24 @@ class Start:
 
 
 async def make_snapshot(
-    store: ObjectStore, options: MakingOptions | None = None, on_progress: Progress | None = None
+    store: ObjectStore, on_progress: Progress | None = None, *, at: int | None = None, part_bytes: int = PART_BYTES
 ) -> Manifest:
-    """Make the snapshot of a log at one version, or return the one that exists.
+    """Make the snapshot of a log at version ``at``, by default the newest one, or return the one that exists.
 
-    ``on_progress`` gets the versions applied since the earlier snapshot, and how many there are. The parts and the
-    manifest are durable when this returns. Cost: the log after the newest earlier snapshot is read once, that snapshot
-    once; a temporary file has the whole state. Memory: ``LAYER_BYTES`` and two parts.
+    ``on_progress`` gets the versions applied since the earlier snapshot, and how many there are. ``part_bytes`` is for
+    tests: other values give other borders than those of other makers. The parts and the manifest are durable when this
+    returns. Cost: the log after the newest earlier snapshot is read once, that snapshot once; a temporary file has the
+    whole state. Memory: ``LAYER_BYTES`` and two parts.
 
     Raises: InvalidRequest (``future_version``), NotFound (``log_empty``; ``log_truncated``: the log before the first
     snapshot was removed), CorruptData, Unavailable; for the temporary file as ``temporary_files.unusable``. After any
     of them, and after a crash, no manifest names the parts.
     """
-    options = options or MakingOptions()
-    start = await start_of(store, options.at)
+    start = await start_of(store, at)
     if isinstance(start, Manifest):
         return start
     with temporary_directory("holdfast-snapshot-") as folder, temporary_work():
-        making = _Making(store, Path(folder, "state.sqlite"), options)
+        making = _Making(store, Path(folder, "state.sqlite"), part_bytes)
         with closing(making):
             await making.load(start)
             slot = await making.follow(start.head, start.version, on_progress)
@@ -153,9 +143,9 @@ async def write_manifest(store: ObjectStore, manifest: Manifest) -> Manifest:
 class _Making:
     """One maker: its temporary file, and the parts that it has created."""
 
-    def __init__(self, store: ObjectStore, path: Path, options: MakingOptions) -> None:
+    def __init__(self, store: ObjectStore, path: Path, part_bytes: int) -> None:
         self._store = store
-        self._options = options
+        self._part_bytes = part_bytes
         self._connection, self._position = open_for_writer(path)
         self._layer = Layer(is_ground=False)
         self._maker = secrets.token_hex(4)
@@ -226,7 +216,7 @@ class _Making:
         version, last_transaction, log_id = position
         assert last_transaction is not None, "a maker knows its last transaction"
         assert log_id is not None, "a maker knows its log"
-        deadline = asyncio.get_running_loop().time() + self._options.give_up_seconds
+        deadline = asyncio.get_running_loop().time() + GIVE_UP_SECONDS
         parts = await self._write_parts(version, "latest", part_name, deadline)
         jobs = await self._write_parts(version, "jobs", jobs_name, deadline)
         manifest = Manifest(
@@ -245,7 +235,7 @@ class _Making:
         self, version: int, table: Table, name: Callable[[str, int], str], deadline: float
     ) -> list[Part]:
         parts: list[Part] = []
-        for number, rows in enumerate(cut(walk_rows(self._connection, table), self._options.part_bytes)):
+        for number, rows in enumerate(cut(walk_rows(self._connection, table), self._part_bytes)):
             if asyncio.get_running_loop().time() > deadline:
                 raise Unavailable("a snapshot took too long to write", snapshot=version, parts=number)
             part, data = await asyncio.to_thread(encode_part, rows, name(self._maker, number))

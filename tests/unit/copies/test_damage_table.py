@@ -44,7 +44,7 @@ from holdfast.retention.cut import slot_through
 from holdfast.retention.generations import PREFIX as GENERATIONS
 from holdfast.retention.generations import Generations
 from holdfast.retention.policies import Content, Policy, set_policy
-from holdfast.snapshots import MakingOptions, make_snapshot, read_rows
+from holdfast.snapshots import make_snapshot, read_rows
 from holdfast.stores import checkpoint_objects as checkpoint
 from holdfast.values import LogId
 from holdfast.view.storage import Row
@@ -184,7 +184,7 @@ def damage(store: MemoryStore, key: str, how: str, other: MemoryStore, other_key
 
 
 async def state_of(store: MemoryStore, version: int) -> list[Row]:
-    manifest = await make_snapshot(store, MakingOptions(at=version))
+    manifest = await make_snapshot(store, at=version)
     return [row async for rows in read_rows(store, manifest) for row in rows]
 
 

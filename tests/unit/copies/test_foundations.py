@@ -23,7 +23,7 @@ from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import CreateAnswer, Unknown
 from holdfast.retention.generations import Generations
 from holdfast.retention.policies import Content, Policy, set_policy
-from holdfast.snapshots import MakingOptions, list_snapshots, make_snapshot, read_rows
+from holdfast.snapshots import list_snapshots, make_snapshot, read_rows
 from holdfast.snapshots.manifest import manifest_key
 from holdfast.values import LogId, Version
 from holdfast.view.storage import Row
@@ -90,13 +90,13 @@ def flip(store: MemoryStore, key: str, at: int = 100) -> None:
 
 async def state_of(store: MemoryStore, version: int) -> builtins.list[Row]:
     """The state that a reader finds at a version. Raises what a reader meets."""
-    manifest = await make_snapshot(store, MakingOptions(at=version))
+    manifest = await make_snapshot(store, at=version)
     return [row async for rows in read_rows(store, manifest) for row in rows]
 
 
 async def jobs_of(store: MemoryStore, version: int) -> builtins.list[Row]:
     """The records of jobs that a reader finds at a version."""
-    manifest = await make_snapshot(store, MakingOptions(at=version))
+    manifest = await make_snapshot(store, at=version)
     return [row async for rows in read_rows(store, manifest, manifest.jobs) for row in rows]
 
 

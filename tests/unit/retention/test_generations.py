@@ -20,7 +20,6 @@ from holdfast.retention.policies import (
     Hold,
     Policy,
     decode_policy,
-    encode_generation,
     release_hold,
     remove_policy,
     require_id,
@@ -29,6 +28,7 @@ from holdfast.retention.policies import (
     settle_holds,
     truncate_to,
 )
+from holdfast.sealed import encode_sealed
 
 HEAD = 1_000
 AGE = Policy(max_age_seconds=60.0)
@@ -91,7 +91,7 @@ def test_a_number_that_was_removed_long_ago_is_not_created_again() -> None:
         newer = Generation(
             number=AHEAD_MAX + 3, policies={}, holds={}, truncate_through=0, author="b", time_ms=0, nonce="n"
         )
-        await store.create(key_of(newer.number), encode_generation(newer))
+        await store.create(key_of(newer.number), encode_sealed(newer))
         assert not await stale._create(  # pyright: ignore[reportPrivateUsage]
             Generation(number=2, policies={}, holds={}, truncate_through=0, author="", time_ms=0, nonce="late")
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import tempfile
-from dataclasses import replace
 from glob import glob
 from pathlib import Path
 from random import Random
@@ -20,7 +19,6 @@ from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavail
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.open import open_store
 from holdfast.snapshots import (
-    MakingOptions,
     Manifest,
     list_snapshots,
     make_snapshot,
@@ -32,7 +30,7 @@ from holdfast.snapshots.manifest import decode_manifest, encode_manifest, manife
 from holdfast.snapshots.part import decode_part, encode_part
 from holdfast.view.storage import Row
 
-SMALL = MakingOptions(part_bytes=60)
+SMALL = 60
 
 
 async def rows_of(store: MemoryStore, manifest: Manifest) -> list[Row]:
@@ -57,7 +55,7 @@ def test_a_snapshot_is_the_state_at_its_version_whatever_it_was_made_from(seed: 
             at = draw.choice(
                 (None, log.head.last_version, draw.randint(log.claim.first_version, log.head.last_version))
             )
-            made = await make_snapshot(store, replace(SMALL, at=at))
+            made = await make_snapshot(store, at=at, part_bytes=SMALL)
             version = log.head.last_version if at is None else at
             assert (made.version, made.log_id) == (version, log.log_id)
             assert await rows_of(store, made) == log.state(version)
@@ -66,7 +64,7 @@ def test_a_snapshot_is_the_state_at_its_version_whatever_it_was_made_from(seed: 
             alone = MemoryStore()
             for key in [row.key for row in await store.list("batches/", limit=1000)]:
                 alone.objects.create(key, await store.read(key))
-            fresh = await make_snapshot(alone, replace(SMALL, at=version))
+            fresh = await make_snapshot(alone, at=version, part_bytes=SMALL)
             assert borders(fresh) == borders(made)
             assert [part.sha256 for part in fresh.files] == [part.sha256 for part in made.files]
 
@@ -118,7 +116,7 @@ def test_a_version_that_the_log_has_not_reached_is_refused_and_an_empty_log_too(
             await make_snapshot(store)
         log = RandomLog(Random(1), store.objects)
         with pytest.raises(InvalidRequest, match="not reached") as refused:
-            await make_snapshot(store, MakingOptions(at=log.head.last_version + 1))
+            await make_snapshot(store, at=log.head.last_version + 1)
         assert refused.value.code is Code.FUTURE_VERSION
         assert not await store.list("snapshots/")
 
@@ -129,9 +127,9 @@ def test_a_second_snapshot_of_a_version_is_the_first() -> None:
     async def main() -> None:
         store = MemoryStore()
         RandomLog(Random(2), store.objects).grow(9)
-        first = await make_snapshot(store, SMALL)
+        first = await make_snapshot(store, part_bytes=SMALL)
         before = await store.list("snapshots/")
-        assert await make_snapshot(store, SMALL) == first
+        assert await make_snapshot(store, part_bytes=SMALL) == first
         assert await store.list("snapshots/") == before
         assert await list_snapshots(store) == [first]
 
@@ -143,7 +141,7 @@ def test_a_snapshot_of_another_log_or_with_a_damaged_manifest_is_passed_over() -
         store = MemoryStore()
         log = RandomLog(Random(3), store.objects)
         log.grow(9)
-        made = await make_snapshot(store, SMALL)
+        made = await make_snapshot(store, part_bytes=SMALL)
         foreign = msgspec.structs.replace(made, log_id="00" * 16, version=made.version - 1, last_transaction=0)
         store.objects.create(manifest_key(foreign.version), encode_manifest(foreign))
         store.objects.create(manifest_key(made.version - 2), b"{}")
@@ -158,7 +156,7 @@ def test_a_changed_part_is_never_read() -> None:
         store = MemoryStore()
         log = RandomLog(Random(4), store.objects)
         log.grow(12)
-        made = await make_snapshot(store, SMALL)
+        made = await make_snapshot(store, part_bytes=SMALL)
         key = part_key(made.version, made.parts[0].name)
         data = bytearray(await store.read(key))
         data[len(data) // 2] ^= 1
@@ -181,7 +179,7 @@ def test_polars_duckdb_and_pandas_open_a_snapshot(tmp_path: Path) -> None:
         log.grow(12)
         for row in log.objects.list("batches/", limit=1000):
             await store.create(row.key, log.objects.read(row.key))
-        made = await make_snapshot(store, SMALL)
+        made = await make_snapshot(store, part_bytes=SMALL)
         await store.close()
         return log.state(made.version), f"{tmp_path}/snapshots/{made.version:020d}/*.parquet"
 

@@ -15,9 +15,9 @@ from holdfast.commit.leadership.role import Copied, CopyRole, RoleRecords, encod
 from holdfast.commit.reading import reader
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.copies import chain, mirroring, source
+from holdfast.copies.chain import CopyWindow
 from holdfast.copies.manifests import CopiedFoundations
 from holdfast.copies.mirroring import Mirror
-from holdfast.copies.window import CopyWindow
 from holdfast.errors import NotFound
 from holdfast.objects.port import Created, ObjectStore, Refused
 from holdfast.values import Slot

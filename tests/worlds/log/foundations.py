@@ -36,7 +36,7 @@ from holdfast.objects.port import CreateAnswer, Listed, Unknown
 from holdfast.retention.generations import Generations
 from holdfast.retention.policies import Policy, set_policy
 from holdfast.retention.truncator import Truncator, TruncatorOptions
-from holdfast.snapshots import MakingOptions, make_snapshot, making, read_rows
+from holdfast.snapshots import make_snapshot, making, read_rows
 from holdfast.snapshots.manifest import PREFIX as SNAPSHOTS
 from holdfast.snapshots.manifest import part_key
 from holdfast.snapshots.reading import list_versions, read_manifest
@@ -234,7 +234,7 @@ class FoundationWorld(SeededWorld):
         """The state of the copy at a version is that of the source, for a reader that knows nothing."""
         place = _clone(self.copy)
         try:
-            manifest = await make_snapshot(place, MakingOptions(at=version))
+            manifest = await make_snapshot(place, at=version)
             rows = [row async for part in read_rows(place, manifest) for row in part]
         except HoldfastError as error:
             raise PromiseBroken(f"{what} can produce its state: {version} {error}") from error
