@@ -442,23 +442,13 @@ def header_fields(header: Header) -> dict[str, object]:
     }
 
 
-def precondition_fields(read: Precondition) -> dict[str, object]:
-    """A precondition as the HTTP API writes it."""
-    match read:
-        case PointRead(key=key, version=version):
-            return {"type": "point_read", "key": base64_text(key), "version": version}
-        case RangeRead(begin=begin, end=end, version=version):
-            fields: dict[str, object] = {"type": "range_read", "begin": base64_text(begin), "version": version}
-            return fields if end is None else fields | {"end": base64_text(end)}
-
-
 def transaction_fields(txn: LoggedTransaction) -> dict[str, object]:
     """A committed transaction with the preconditions that it passed."""
     fields: dict[str, object] = {
         "version": txn.version,
         "request_id": txn.request_id,
         "read_version": txn.read_version,
-        "preconditions": [precondition_fields(read) for read in txn.preconditions],
+        "preconditions": [operation_fields(read) for read in txn.preconditions],
         "operations": [operation_fields(operation) for operation in txn.operations],
     }
     return fields | {"jobs": [job_fields(change) for change in txn.jobs]} if txn.jobs else fields

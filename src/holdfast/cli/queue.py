@@ -457,7 +457,8 @@ def dump(
     if until is not None:
         end = parse_time(until, "--until")
         end_ns = int(end.timestamp()) * 1_000_000_000 + end.microsecond * 1000
-    encode = _raw_encoder(separator) if raw else _json_encoder(encoding)
+    ending = {Separator.NEWLINE: b"\n", Separator.NUL: b"\0", Separator.NONE: b""}[separator]
+    encode = (lambda message: message.payload + ending) if raw else _json_encoder(encoding)
     with open_files(path), Queue(path, read_only=True) as queue:
         first = max(1, queue.first_seq, seq or 1)
         total = min(queue.last_seq + 1 - first, items_max(limit))
@@ -486,11 +487,6 @@ def _json_encoder(encoding: Encoding) -> Callable[[Message], bytes]:
         return f'{{"seq":{seq},"time":"{last_time}","payload":{payload}}}\n'.encode()
 
     return encode
-
-
-def _raw_encoder(separator: Separator) -> Callable[[Message], bytes]:
-    ending = {Separator.NEWLINE: b"\n", Separator.NUL: b"\0", Separator.NONE: b""}[separator]
-    return lambda message: message.payload + ending
 
 
 @contextmanager

@@ -380,8 +380,8 @@ def short(data: bytes) -> str:
     return readable(data, characters_max=CHARACTERS_MAX)
 
 
-def operation_fields(operation: Operation) -> dict[str, object]:
-    """An operation as the HTTP API writes it."""
+def operation_fields(operation: Operation | Precondition) -> dict[str, object]:
+    """An operation or a precondition as the HTTP API writes it."""
     fields: dict[str, object] = msgspec.to_builtins(operation)
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -471,35 +471,21 @@ def event_fields(event: Event) -> dict[str, object]:
     """An event as the HTTP API writes it, with its kind."""
     from holdfast.client.protocol.effects import Checkpoint, PublishedEvent, RolledBack, TransactionEvent
 
+    fields: dict[str, object] = msgspec.to_builtins(event)
     match event:
         case TransactionEvent():
-            fields: dict[str, object] = {
-                "event": "transaction",
-                "version": event.version,
-                "prev_version": event.prev_version,
-                "request_id": event.request_id,
-                "leader_id": event.leader_id,
-                "time_ms": event.time_ms,
-                "durable": event.durable,
-                "log_id": event.log_id,
-                "operations": [operation_fields(operation) for operation in event.operations],
-            }
-            return fields | ({"published": [*map(msgspec.to_builtins, event.published)]} if event.published else {})
+            kind, fields["operations"] = "transaction", [operation_fields(each) for each in event.operations]
         case PublishedEvent():
-            fields = {
-                "event": "published",
-                "version": event.version,
-                "time_ms": event.time_ms,
-                "published": [*map(msgspec.to_builtins, event.published)],
-                **({"more": True} if event.more else {}),
-            }
+            kind = "published"
         case Checkpoint():
-            fields = {"event": "checkpoint", "committed_version": event.committed_version}
+            kind = "checkpoint"
         case RolledBack():
-            fields = {"event": "leader_change", "roll_back_to": event.to}
+            kind, fields["roll_back_to"] = "leader_change", fields.pop("to")
         case _:
             assert_never(event)
-    return fields | {"leader_id": event.leader_id, "log_id": event.log_id}
+    return {"event": kind} | {
+        name: value for name, value in fields.items() if value or name not in ("published", "more")
+    }
 
 
 def event_text(event: Event) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from tests.worlds.workers.line import Line
 from tests.worlds.workers.shape import STORE, WORK
@@ -15,7 +15,7 @@ from holdfast.client.protocol.options import SubscriberOptions, busy_wait_ms
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.messages import decode_frame, subscribe_target
 from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine, Talk
-from holdfast.client.protocol.stores.web_socket import Disconnected, Payload, SocketRefused, WebSocket
+from holdfast.client.protocol.stores.web_socket import WebSocket
 from holdfast.errors import Closed, HoldfastError
 from holdfast.wire.stores import MessagesFrame, WithdrawnFrame
 
@@ -40,6 +40,20 @@ class Job:
     came_ms: float
     is_withdrawn: bool = False
     """Whether the service has taken back the delivery: it may have been on its way when the service did."""
+
+
+class _Listener:
+    """A worker's machine, and a note of each frame that it gets."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._worker.machine, name)
+
+    def received(self, payload: bytes, now_ms: float) -> None:
+        self._worker.machine.received(payload, now_ms)
+        self._worker.note(payload)
 
 
 class Worker:
@@ -170,22 +184,16 @@ class Worker:
 
     def _read(self) -> None:
         """Everything that has arrived."""
-        machine, now = self.machine, self.world.agenda.now
+        now = self.world.agenda.now
         while self.line is not None and self.line.inbox and self._socket is not None:
             data = self.line.inbox.pop(0)
-            if data:
-                machine.bytes_arrived(now)
-            for event in self._socket.feed(data):
-                if isinstance(event, Payload):
-                    machine.received(event.data, now)
-                    self._note(event.data)
-                    continue
-                if isinstance(event, SocketRefused | Disconnected):
-                    self._hang_up()
-                machine.on_event(event, now)
+            self._socket.feed(data, cast(SubscriberMachine, _Listener(self)), now)
+            if self._socket.is_over:
+                self._hang_up()
             self._write()
 
-    def _note(self, data: bytes) -> None:
+    def note(self, data: bytes) -> None:
+        """A frame came."""
         frame = decode_frame(data)
         if isinstance(frame, MessagesFrame):
             for message in frame.messages:

@@ -30,7 +30,7 @@ from holdfast.client.protocol.stores.publisher import (
     receipt_of,
 )
 from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine, Talk
-from holdfast.client.protocol.stores.web_socket import Disconnected, Payload, SocketRefused, WebSocket
+from holdfast.client.protocol.stores.web_socket import WebSocket
 from holdfast.client.transport.aio import ClosingConnections, Event, Incoming, Lock, LookoutTask, Pool, connected
 from holdfast.client.transport.clock import draw_wait_ms, now_ms
 from holdfast.errors import Closed, HoldfastError, InternalError
@@ -484,15 +484,9 @@ class SubscriberDriver:
             return
         now = now_ms()
         was_attached = self._machine.is_attached
-        if data:
-            self._machine.bytes_arrived(now)
-        for event in line.socket.feed(data):
-            if isinstance(event, Payload):
-                self._machine.received(event.data, now)
-                continue
-            if isinstance(event, SocketRefused | Disconnected):
-                self._hang_up()
-            self._machine.on_event(event, now)
+        line.socket.feed(data, self._machine, now)
+        if line.socket.is_over:
+            self._hang_up()
         line.write()  # pongs, and the answer to a close
         if was_attached and self._machine.goes_on:
             self._notify_of_news()  # a pump for each frame would cost as much as the frame

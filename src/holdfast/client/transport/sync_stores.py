@@ -24,7 +24,7 @@ from holdfast.client.protocol.options import SubscriberOptions
 from holdfast.client.protocol.stores.acknowledgements import OnReply
 from holdfast.client.protocol.stores.publisher import LINGER, PublisherMachine, Sent, receipt_of
 from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine, Talk
-from holdfast.client.protocol.stores.web_socket import Payload, SocketEvent, WebSocket
+from holdfast.client.protocol.stores.web_socket import WebSocket
 from holdfast.client.transport.clock import draw_wait_ms, now_ms
 from holdfast.client.transport.sync import RECEIVE_BYTES, Awaited, Connection, Event, LookoutTask, Pool, ticks
 from holdfast.errors import Closed, HoldfastError, InternalError
@@ -358,7 +358,7 @@ class SubscriberDriver:
                     self._saying = False
                     self._changed.notify_all()
             readable = self._hearing = self._sleep(line, step.timeout_ms)
-            events = line.hear() if readable else []
+            arrived = line.hear() if readable else []
         except OSError as error:
             with self._changed:
                 self._hearing = False
@@ -367,13 +367,8 @@ class SubscriberDriver:
             return self._replace(line, None)
         with self._changed:
             now = now_ms()
-            if readable:
-                self._machine.bytes_arrived(now)
-            for event in events:
-                if isinstance(event, Payload):
-                    self._machine.received(event.data, now)
-                else:
-                    self._machine.on_event(event, now)
+            for data in arrived:
+                line.socket.feed(data, self._machine, now)
             if readable:
                 self._hearing = False
                 self._changed.notify_all()
@@ -435,15 +430,14 @@ class _Line:
             self.socket.ping()
         self._write()
 
-    def hear(self) -> list[SocketEvent]:
-        """What has arrived. Raises: OSError."""
+    def hear(self) -> list[bytes]:
+        """What has arrived; no bytes at the end of the connection. Raises: OSError."""
         raw = self.connection.socket
         raw.settimeout(self._timeout_s)
-        events = self.socket.feed(raw.recv(RECEIVE_BYTES))
+        arrived = [raw.recv(RECEIVE_BYTES)]
         while isinstance(raw, ssl.SSLSocket) and raw.pending():  # decrypted already, which poll does not report
-            events += self.socket.feed(raw.recv(RECEIVE_BYTES))
-        self._write()
-        return events
+            arrived.append(raw.recv(RECEIVE_BYTES))
+        return arrived
 
     def close(self) -> None:
         """Send a close frame and close the connection."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -91,23 +90,12 @@ def file_system_of(path: str | Path) -> tuple[str, str]:
     return kind, mount
 
 
-def encode_known(known: Mapping[str, Identity]) -> str:
-    """Identities by folder, for the command of a worker.
-
-    >>> decode_known(encode_known({"": Identity(1, 2), "batches": Identity(1, 3)}))
-    {'': Identity(device=1, inode=2), 'batches': Identity(device=1, inode=3)}
-    """
-    return ",".join(f"{folder}={encode_identity(identity)}" for folder, identity in known.items())
-
-
-def decode_known(text: str) -> dict[str, Identity]:
-    """The opposite of ``encode_known``."""
-    pairs = (item.split("=") for item in text.split(",") if item)
-    return {folder: decode_identity(identity) for folder, identity in pairs}
-
-
 def encode_identity(identity: Identity) -> str:
-    """``device:inode``."""
+    """``device:inode``.
+
+    >>> decode_identity(encode_identity(Identity(1, 2)))
+    Identity(device=1, inode=2)
+    """
     return f"{identity.device}:{identity.inode}"
 
 

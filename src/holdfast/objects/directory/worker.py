@@ -21,7 +21,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from holdfast.objects.directory.files import PosixFiles
-from holdfast.objects.directory.identity import Identity, Replaced, decode_known, encode_identity, encode_known
+from holdfast.objects.directory.identity import Identity, Replaced, decode_identity, encode_identity
 from holdfast.objects.directory.objects import COUNTDOWN_DIRECTORY, DirectoryObjects, Poisoned, Unfit
 from holdfast.objects.directory.time_slice import WAITING_NS, ask_for_time_slice
 
@@ -54,8 +54,8 @@ def worker_command(root: str, token: str, descriptor: int, known: Mapping[str, I
     ``known``: see ``DirectoryObjects``.
     """
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    arguments = [package, str(descriptor), root, token, encode_known(known)]
-    return [sys.executable, "-S", "-E", "-s", "-c", _START, *arguments]
+    identities = [f"{folder}={encode_identity(identity)}" for folder, identity in known.items()]
+    return [sys.executable, "-S", "-E", "-s", "-c", _START, package, str(descriptor), root, token, *identities]
 
 
 def encode_request_head(operation: int, key: str, argument_bytes: int) -> bytes:
@@ -122,12 +122,13 @@ def _reason(error: OSError) -> bytes:
     return (error.strerror or str(error)).encode()
 
 
-def main(descriptor: int, root: str, token: str, known: str) -> None:
-    """Run a worker process on its inherited socket."""
+def main(descriptor: int, root: str, token: str, *identities: str) -> None:
+    """Run a worker process on its inherited socket. ``identities``: the known ones, each after its folder and ``=``."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     ask_for_time_slice(WAITING_NS)
-    serve(socket.socket(fileno=descriptor), root, token, decode_known(known))
+    pairs = (each.partition("=") for each in identities)
+    serve(socket.socket(fileno=descriptor), root, token, {folder: decode_identity(text) for folder, _, text in pairs})
 
 
 def serve(stream: socket.socket, root: str, token: str, known: Mapping[str, Identity] = {}) -> None:

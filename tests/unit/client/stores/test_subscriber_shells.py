@@ -20,7 +20,6 @@ from holdfast.client.protocol.endpoint import Route, parse_endpoint
 from holdfast.client.protocol.options import ClientOptions, SubscriberOptions
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.subscriber import Connect, SubscriberMachine, Talk
-from holdfast.client.protocol.stores.web_socket import Payload
 from holdfast.client.sync import subscriber as sync_subscriber
 from holdfast.client.transport import aio, aio_stores, sync, sync_stores
 from holdfast.wire.parts import Delivery
@@ -61,7 +60,7 @@ class Halves:
         here, self._there = socket.socketpair()
         self._there.send(b"part")
         self.connection = SimpleNamespace(socket=here)
-        self.socket = SimpleNamespace(feed=lambda _data: [])
+        self.socket = SimpleNamespace(feed=lambda _data, machine, now: machine.bytes_arrived(now), is_over=False)
 
     def say(self, *_: object, **__: object) -> None:
         pass
@@ -69,8 +68,8 @@ class Halves:
     def write(self) -> None:
         pass
 
-    def hear(self) -> list[object]:
-        return []
+    def hear(self) -> list[bytes]:
+        return [b"part"]
 
     def close(self) -> None:
         self.connection.socket.close()
@@ -205,12 +204,13 @@ def test_what_the_thread_has_read_is_passed_on_before_a_message_is_handed_over(m
     class Read(Halves):
         is_behind = False
 
-        def hear(self) -> list[object]:
+        def hear(self) -> list[bytes]:
             is_read.set()
             assert is_locked.wait(10)
-            return [Payload(WITHDRAWN)]
+            return [WITHDRAWN]
 
     line = Read()
+    line.socket.feed = lambda data, machine, now: machine.received(data, now)
     monkeypatch.setattr(sync_stores, "now_ms", lambda: 0.0)
     shell._line = line
     thread = threading.Thread(target=shell._talk, args=(line, Talk((), False, 0)))

@@ -60,7 +60,6 @@ from holdfast.client.protocol.stores.messages import (
     frame_of,
     named_error,
 )
-from holdfast.client.protocol.stores.web_socket import Disconnected, Pong, SocketOpened, SocketRefused, TooLarge
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, LimitExceeded, Unavailable
 from holdfast.stores.values.effects import REMOVED_CAUSES
 from holdfast.stores.values.identity import replaced
@@ -423,20 +422,6 @@ class SubscriberMachine:
             # It waited in the line of the service, which is pause enough.
             self._turns.progressed()
         self._again_or_end(now_ms, error, is_reached=True)
-
-    def on_event(self, event: SocketOpened | SocketRefused | Pong | Disconnected | TooLarge, now_ms: float) -> None:
-        """The WebSocket reported something other than a frame. Call ``bytes_arrived`` first."""
-        match event:
-            case SocketOpened():
-                self.opened(now_ms)
-            case Pong():
-                self.heard(now_ms)
-            case SocketRefused(status=status, headers=headers, body=body):
-                self.refused(now_ms, status, headers, body)
-            case Disconnected(reason=reason, code=code, name=name):
-                self.lost(now_ms, reason, code, name)
-            case TooLarge():
-                self.too_large()
 
     def bytes_arrived(self, now_ms: float) -> None:
         """Bytes arrived, perhaps a part of a frame: the service is not silent. Call this before their events.

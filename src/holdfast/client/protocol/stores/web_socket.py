@@ -1,14 +1,12 @@
-"""A WebSocket from the client's side, without I/O: bytes in, events out; framing by the library websockets.
+"""A WebSocket from the client's side, without I/O: bytes in, calls of the machine out; framing by the library websockets.
 
-Nothing is raised: whatever is not a WebSocket ends in ``Disconnected`` with the reason.
+Nothing is raised: the machine hears of whatever is not a WebSocket that it is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-import msgspec
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidStatus, PayloadTooBig
 from websockets.frames import Close, Frame, Opcode
@@ -18,43 +16,7 @@ from websockets.uri import WebSocketURI
 
 from holdfast.client.protocol.endpoint import Endpoint
 from holdfast.client.protocol.stores.messages import SUBPROTOCOL
-
-
-class SocketOpened(msgspec.Struct, frozen=True):
-    """The handshake is done."""
-
-
-class SocketRefused(msgspec.Struct, frozen=True):
-    """An HTTP response instead of a WebSocket."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-
-class Payload(msgspec.Struct, frozen=True):
-    """One message of the other side."""
-
-    data: bytes
-
-
-class Pong(msgspec.Struct, frozen=True):
-    """The other side is alive."""
-
-
-class Disconnected(msgspec.Struct, frozen=True):
-    """The connection is over. ``code`` and ``name`` are those of a close frame, 1006 and empty without one."""
-
-    reason: str
-    code: int
-    name: str
-
-
-class TooLarge(msgspec.Struct, frozen=True):
-    """The connection is over: a payload is above ``payload_bytes_max``."""
-
-
-SocketEvent = SocketOpened | SocketRefused | Payload | Pong | Disconnected | TooLarge
+from holdfast.client.protocol.stores.subscriber import SubscriberMachine
 
 
 class WebSocket:
@@ -70,62 +32,62 @@ class WebSocket:
         self._protocol.send_request(request)
         self._parts: list[bytes] = []
         self._is_open = False
-        self._is_over = False
+        self.is_over = False
 
-    def feed(self, data: bytes) -> list[SocketEvent]:
-        """The events in these bytes; no bytes are the end of the connection."""
-        if self._is_over:
-            return []
+    def feed(self, data: bytes, machine: SubscriberMachine, now_ms: float) -> None:
+        """Tell the machine what these bytes mean; no bytes are the end of the connection."""
+        if self.is_over:
+            return
         if data:
+            machine.bytes_arrived(now_ms)
             self._protocol.receive_data(data)
         else:
             self._protocol.receive_eof()
-        events: list[SocketEvent] = []
         for event in self._protocol.events_received():
-            events.extend(self._meaning(event))
-        if not self._is_open and self._protocol.handshake_exc is not None and not self._is_over:
-            self._is_over = True
-            events.append(Disconnected(str(self._protocol.handshake_exc), 1006, ""))
-        if not self._is_over and (not data or self._protocol.parser_exc is not None):
-            self._is_over = True
+            self._pass_on(event, machine, now_ms)
+        if not self._is_open and self._protocol.handshake_exc is not None and not self.is_over:
+            self.is_over = True
+            machine.lost(now_ms, str(self._protocol.handshake_exc))
+        if not self.is_over and (not data or self._protocol.parser_exc is not None):
+            self.is_over = True
             reason = self._protocol.parser_exc
             if isinstance(reason, PayloadTooBig):
-                return [*events, TooLarge()]
-            events.append(Disconnected("the connection ended" if reason is None or not data else str(reason), 1006, ""))
-        return events
+                machine.too_large()
+            else:
+                machine.lost(now_ms, "the connection ended" if reason is None or not data else str(reason))
 
-    def _meaning(self, event: Response | object) -> list[SocketEvent]:
+    def _pass_on(self, event: Response | object, machine: SubscriberMachine, now_ms: float) -> None:
         if isinstance(event, Response):
-            return self._on_response(event)
+            self._on_response(event, machine, now_ms)
+            return
         assert isinstance(event, Frame), "a connection brings a response or frames"
         match event.opcode:
             case Opcode.BINARY | Opcode.TEXT | Opcode.CONT:
                 self._parts.append(bytes(event.data))
-                if not event.fin:
-                    return []
-                data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-                self._parts.clear()
-                return [Payload(data)]
+                if event.fin:
+                    data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+                    self._parts.clear()
+                    machine.received(data, now_ms)
             case Opcode.CLOSE:
                 close = Close.parse(event.data)
-                self._is_over = True
+                self.is_over = True
                 reason = f"the service closed it: {close.code} {close.reason}".rstrip()
-                return [Disconnected(reason, close.code, close.reason)]
+                machine.lost(now_ms, reason, close.code, close.reason)
             case _:
-                return [Pong()]
+                machine.heard(now_ms)
 
-    def _on_response(self, response: Response) -> list[SocketEvent]:
+    def _on_response(self, response: Response, machine: SubscriberMachine, now_ms: float) -> None:
         if self._protocol.handshake_exc is None:
             self._is_open = True
-            if self._protocol.subprotocol != SUBPROTOCOL:
-                self._is_over = True
-                return [Disconnected(f"the service does not speak {SUBPROTOCOL}", 1006, "")]
-            return [SocketOpened()]
-        if not isinstance(self._protocol.handshake_exc, InvalidStatus):
-            return []
-        self._is_over = True
-        headers = {name.lower(): value for name, value in response.headers.raw_items()}
-        return [SocketRefused(response.status_code, headers, bytes(response.body or b""))]
+            if self._protocol.subprotocol == SUBPROTOCOL:
+                machine.opened(now_ms)
+            else:
+                self.is_over = True
+                machine.lost(now_ms, f"the service does not speak {SUBPROTOCOL}")
+        elif isinstance(self._protocol.handshake_exc, InvalidStatus):
+            self.is_over = True
+            headers = {name.lower(): value for name, value in response.headers.raw_items()}
+            machine.refused(now_ms, response.status_code, headers, bytes(response.body or b""))
 
     def send(self, payload: bytes) -> None:
         """One message."""
@@ -137,8 +99,8 @@ class WebSocket:
 
     def close(self) -> None:
         """Send a close frame. The other side ends the connection."""
-        if self._is_open and not self._is_over:
-            self._is_over = True
+        if self._is_open and not self.is_over:
+            self.is_over = True
             self._protocol.send_close(1000)
 
     def take_bytes(self) -> bytes:
