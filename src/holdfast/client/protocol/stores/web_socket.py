@@ -1,4 +1,4 @@
-"""A WebSocket from the client's side, without I/O: bytes in, calls of the machine out; framing by the library websockets.
+"""A WebSocket from the client's side, without I/O: bytes in, calls of the machine out; framing by websockets.
 
 Nothing is raised: the machine hears of whatever is not a WebSocket that it is lost.
 """
