@@ -7,7 +7,7 @@ from tests.unit.snapshots.test_snapshots import MANIFEST
 
 from holdfast.commit.leadership.role import CopyRole, Promoted, RoleRecords, encode_record
 from holdfast.errors import CorruptData
-from holdfast.retention.policies import Generation, Hold, Policy, decode_generation, encode_generation
+from holdfast.retention.policies import Generation, Hold, Policy, decode_generation
 from holdfast.sealed import encode_sealed
 from holdfast.snapshots.manifest import decode_manifest, encode_manifest
 from holdfast.stores import checkpoint_objects as checkpoint
@@ -26,7 +26,7 @@ CHECKPOINT = checkpoint.Manifest(
 RECORDS = {
     "snapshot": (encode_manifest(MANIFEST), lambda data: decode_manifest(data, MANIFEST.version)),
     "checkpoint": (encode_sealed(CHECKPOINT), lambda data: checkpoint.decode_manifest(data, 7)),
-    "generation": (encode_generation(GENERATION), lambda data: decode_generation(data, "key")),
+    "generation": (encode_sealed(GENERATION), lambda data: decode_generation(data, "key")),
     "role": (encode_record(ROLE), lambda data: RoleRecords(role=data).decoded()),
     "promoted": (encode_record(PROMOTED), lambda data: RoleRecords(promoted=data).decoded()),
 }

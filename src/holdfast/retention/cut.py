@@ -15,7 +15,7 @@ from holdfast.commit.format.log_clock import Moment
 from holdfast.commit.reading.reader import LeadershipWalk, newest_where
 from holdfast.objects.port import ObjectStore, Pages
 from holdfast.retention.job_holds import JobBorder, JobHold, longest
-from holdfast.retention.policies import Content, Policy
+from holdfast.retention.policies import Content, Hold, Policy
 from holdfast.values import Slot
 
 NOTHING: Final = 0
@@ -81,8 +81,7 @@ def borders_of(
     borders: list[Border | JobBorder] = [
         Border.of_age(now, needs.min_age_ms, below=needs.snapshot, above=watermark + SPAN_MAX),
         *(border_of(policy, now, bytes_border) for policy in content.policies.values()),
-        # A reader at ``from_version`` needs the transactions after it.
-        *(Border(below=hold.from_version + 1) for hold in content.holds.values() if hold.holds(now)),
+        *(border_of_hold(hold) for hold in content.holds.values() if hold.holds(now)),
         *(JobBorder(hold, now) for hold in longest(needs.jobs)),
     ]
     if needs.segments is not None:
@@ -101,6 +100,11 @@ def border_of(policy: Policy, now: Moment, bytes_border: Mapping[int, int]) -> B
     if policy.max_age_seconds is not None:
         return Border.of_age(now, policy.max_age_seconds * 1000.0)
     return Border(below=policy.keep_from_version)
+
+
+def border_of_hold(hold: Hold) -> Border:
+    """A reader at ``from_version`` needs the transactions after it."""
+    return Border(below=hold.from_version + 1)
 
 
 async def find_cut(

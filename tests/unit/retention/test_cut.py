@@ -16,7 +16,7 @@ from holdfast.commit.format.log_clock import Moment
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import Pages
 from holdfast.retention import cut
-from holdfast.retention.cut import NOTHING, Border, Needs, border_of, borders_of
+from holdfast.retention.cut import NOTHING, Border, Needs, border_of, border_of_hold, borders_of
 from holdfast.retention.job_holds import JobBorder, JobHold
 from holdfast.retention.policies import Content, Hold, Policy
 from holdfast.values import Slot
@@ -96,6 +96,7 @@ def test_each_policy_has_its_border() -> None:
     assert border_of(Policy(max_bytes=77), NOW, {77: 9, 78: 10}) == Border(above=9)
     assert border_of(Policy(max_age_seconds=2.5), NOW, {}) == Border.of_age(NOW, 2_500.0)
     assert border_of(Policy(keep_from_version=12), NOW, {}) == Border(below=12)
+    assert border_of_hold(Hold(from_version=12)) == Border(below=13)
 
 
 def test_a_log_has_a_border_for_each_need() -> None:

@@ -20,6 +20,7 @@ from holdfast.retention.generations import Generations
 from holdfast.retention.policies import Content, Generation, Hold
 from holdfast.retention.sweep import Swept
 from holdfast.retention.truncator import Truncator
+from holdfast.sealed import encode_sealed
 from holdfast.values import Slot
 
 __all__ = ["MUTANTS"]
@@ -63,7 +64,7 @@ def keeps_what_may_be_gone(version: int, now: Content) -> None:
 async def refused_generation_counts(self: Generations, wanted: Generation) -> bool:
     """The answer of a create that was refused is not looked at."""
     key = f"meta/retention/{(1 << 64) - 1 - wanted.number:020d}"
-    return isinstance(await self._store.create(key, policies.encode_generation(wanted)), Created | Refused)
+    return isinstance(await self._store.create(key, encode_sealed(wanted)), Created | Refused)
 
 
 @MUTANTS.breaks("only what a durable batch says was truncated is deleted", "_sweep", Truncator, first_seed=5)

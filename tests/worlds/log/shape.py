@@ -26,7 +26,7 @@ from holdfast.commit.stages import persist, release, sequence
 from holdfast.commit.stages.persist import PersistRules
 from holdfast.commit.stages.pipeline import PipelineRules
 from holdfast.commit.stages.release import PROOF_MS_MAX
-from holdfast.copies import window
+from holdfast.copies import chain as copies_chain
 from holdfast.retention import cut, sweep
 
 __all__ = ["FAULTS", "WorldShape", "draw_shape", "protocol_width", "silent"]
@@ -185,7 +185,7 @@ def protocol_width(
     Worlds with a small W reach in hundreds of events what takes W = 1000 a million. So does a small version jump, of
     which the hold-back stays nine tenths and the empty batch one tenth.
     """
-    modules = (batch, claims, persist, takeover_machine, reader, cut, sweep, window)
+    modules = (batch, claims, persist, takeover_machine, reader, cut, sweep, copies_chain)
     values: list[tuple[Any, str, float]] = [(module, "SPAN_MAX", span) for module in modules]
     values.append((release, "PROOF_MS_MAX", proof_ms))
     if version_jump != VERSION_JUMP:
