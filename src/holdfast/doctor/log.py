@@ -22,7 +22,7 @@ from holdfast.foundations.readings import FoundationReport, newest_record
 from holdfast.foundations.state import Depth, require_state
 from holdfast.objects.endpoint import endpoint_of, is_shared
 from holdfast.objects.port import ObjectStore
-from holdfast.objects.probe import probe
+from holdfast.objects.probe import clean_up, probe
 from holdfast.objects.probe.race import race_and_keep
 from holdfast.objects.probe.results import newest_result
 from holdfast.retention.generations import Generations
@@ -76,7 +76,7 @@ async def check_log(
 
 async def _probe(store: ObjectStore) -> Finding:
     try:
-        await _remove(store, await probe(store))
+        await clean_up(store, await probe(store))  # where it may not delete, ``_deletes`` says so
     except InvalidRequest as error:
         return Finding(
             Level.ERROR, "store", error.statement(), "use a store with conditional creates and ordered listings"
@@ -109,14 +109,6 @@ async def _raced(store: ObjectStore, url: str) -> Finding:
         fix = f"correct the store, and run `holdfast doctor --race {url}`"
         return Finding(Level.ERROR, RACE, result.statement(), fix)
     return Finding(Level.OK, RACE, result.statement())
-
-
-async def _remove(store: ObjectStore, names: list[str]) -> None:
-    for name in names:
-        try:
-            await store.delete(name)
-        except Unavailable:
-            return  # ``_deletes`` reports it
 
 
 async def _deletes(store: ObjectStore) -> Finding:
