@@ -13,7 +13,7 @@ import pytest
 
 import holdfast
 from holdfast.cli.stores import named_once, parse_value
-from holdfast.console.reading.documents import document_of
+from holdfast.console.reading.service import document_of
 from holdfast.errors import InvalidRequest
 from holdfast.files.document_process import DocumentReader
 from holdfast.objects.open import open_store

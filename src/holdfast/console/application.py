@@ -1,13 +1,12 @@
 """The console as an ASGI application: it lets requests through the guard, and gives pages and actions their call.
 
-Owns the sessions, and one ``Service`` with its ``Watcher`` for each token that is in use.
+Owns the sessions, and a ``Watcher`` of the service for each token that is in use.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
@@ -38,8 +37,6 @@ from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
 from holdfast.files.document_process import DocumentReader
 from holdfast.values import GivenTwice, pairs_once
 
-_logger = logging.getLogger("holdfast.console")
-
 STATIC: Final = Path(__file__).with_name("static")
 BODY_BYTES_MAX: Final = 4 << 20
 LOGIN_BYTES_MAX: Final = 16 << 10
@@ -56,29 +53,6 @@ CHANGED_MEANWHILE: Final = "Nothing was done: what this form is about has change
 OF_STORES: Final = ("Stores", "Messages", "Maps")
 
 
-class Desk:
-    """One service as one token sees it, and the task that watches it."""
-
-    def __init__(self, service: Service) -> None:
-        self.service = service
-        self.watcher = Watcher(service)
-        self.task = asyncio.ensure_future(self.watcher.run())
-        self.task.add_done_callback(_report)
-
-    async def aclose(self) -> None:
-        """End the task and close the connections."""
-        self.task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self.task
-        await self.service.aclose()
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    """A watcher ends when it is cancelled; anything else is a bug."""
-    if not task.cancelled() and task.exception() is not None:
-        _logger.error("the watcher of a service ended: this is a bug of ours", exc_info=task.exception())
-
-
 class Console:
     """The state of a running console."""
 
@@ -91,46 +65,47 @@ class Console:
         self.guard = Guard(browsers, not options.acts)
         self.cookie = f"{'__Host-' if options.scheme == 'https' else ''}holdfast_{options.listen_port}"
         self._own_token = options.tokens()[0] if options.token_file is not None and not options.needs_login else None
-        self._desks: dict[str | None, Desk] = {}
+        self._watchers: dict[str | None, Watcher] = {}
 
-    async def desk(self, token: str | None) -> Desk:
-        """The service as a token sees it."""
-        desk = self._desks.pop(token, None)
-        if desk is None:
-            while len(self._desks) >= SERVICES_MAX:
-                await self._desks.pop(next(iter(self._desks))).aclose()
+    async def watcher(self, token: str | None) -> Watcher:
+        """Who watches the service as a token sees it."""
+        watcher = self._watchers.pop(token, None)
+        if watcher is None:
+            while len(self._watchers) >= SERVICES_MAX:
+                await self._watchers.pop(next(iter(self._watchers))).aclose()
             options = self.options
-            desk = Desk(Service(options.services, token, options.service_tls(), options.trusted_hosts))
-        self._desks[token] = desk
-        return desk
+            watcher = Watcher(Service(options.services, token, options.service_tls(), options.trusted_hosts))
+            watcher.begin()
+        self._watchers[token] = watcher
+        return watcher
 
     async def begin(self) -> None:
         """Begin to remember, where the console has one view of the service for all."""
         if not self.options.needs_login:
-            await self.desk(self._own_token)
+            await self.watcher(self._own_token)
 
     async def aclose(self) -> None:
         """End every task and connection."""
-        for desk in self._desks.values():
-            await desk.aclose()
+        for watcher in self._watchers.values():
+            await watcher.aclose()
 
     # requests
 
     async def call(self, request: Request, session: Session) -> Call:
         """What a page gets."""
         # Where each user logs in, the service is shown as the user's token sees it.
-        desk = await self.desk(session.token if self.options.needs_login else self._own_token)
-        desk.watcher.watched()
-        await desk.watcher.first_look()
+        watcher = await self.watcher(session.token if self.options.needs_login else self._own_token)
+        watcher.watched()
+        await watcher.first_look()
         path, query, is_refresh = request.url.path, dict(request.query_params), REFRESH_HEADER in request.headers
-        views = desk.service, desk.watcher, self.options
+        views = watcher.service, watcher, self.options
         return Call(path, query, session, *views, documents=self.documents, is_refresh=is_refresh)
 
     def session_of(self, request: Request) -> Session | None:
         """The session of the login that the cookie names."""
         session = self.sessions.find(request.cookies.get(self.cookie), time.monotonic())
         if session is not None:
-            connection_of(request.scope).logged_in()
+            connection_of(request.scope).has_login = True
         return session
 
     def visitor_of(self, request: Request) -> tuple[str, Session]:
@@ -143,10 +118,6 @@ class Console:
         if session is not None:
             return None, session
         return None if self.options.needs_login else self.visitor_of(request)
-
-    def is_own_form(self, request: Request, csrf: str) -> bool:
-        """Whether a form was made for the browser that sends it."""
-        return self.sessions.accepts(request.cookies.get(self.cookie), csrf, time.monotonic())
 
     def with_cookie(self, response: Response, cookie: str) -> Response:
         """A response with a cookie. ``Lax``: a link on another site finds the user logged in; see the guard."""
@@ -225,12 +196,15 @@ class Console:
         page = own_address(f"{request.url.path}?{request.url.query}")
         return RedirectResponse(link("/login", to=None if page == "/" else page), 303)
 
-    async def login_page(self, request: Request, problem: str = "", status: int = 200, to: str = "") -> Response:
-        """The form to log in. ``to``: the page that was asked for."""
+    async def login_page(
+        self, request: Request, problem: str = "", status: int = 200, to: str | None = None
+    ) -> Response:
+        """The form to log in. ``to``: the page that was asked for, by default as the address says."""
         if not self.options.needs_login:
             return RedirectResponse("/", 303)
         cookie, visitor = self.visitor_of(request)
         session = self.session_of(request) or visitor
+        to = request.query_params.get("to", "") if to is None else to
         form = element(
             "form",
             element("input", type="hidden", name=CSRF_FIELD, value=session.csrf),
@@ -343,7 +317,8 @@ def _posted(console: Console, act: Posted) -> Callable[[Request], Awaitable[Resp
         fields = await _fields_of(request, BODY_BYTES_MAX if is_known else LOGIN_BYTES_MAX)
         if isinstance(fields, PageRefusal):
             return console.refuse(request, fields)
-        is_own_form = console.is_own_form(request, fields.pop(CSRF_FIELD, ""))
+        cookie, csrf = request.cookies.get(console.cookie), fields.pop(CSRF_FIELD, "")
+        is_own_form = console.sessions.accepts(cookie, csrf, time.monotonic())
         problem = console.guard.problem_with_change(request.url.path, is_own_form=is_own_form)
         return console.refuse(request, problem) if problem is not None else await act(request, fields)
 
@@ -403,27 +378,24 @@ def application(options: ConsoleOptions) -> Guarded:
         finally:
             await console.aclose()
 
-    async def log_in_page(request: Request) -> Response:
-        return await console.login_page(request, to=request.query_params.get("to", ""))
-
     routes: list[BaseRoute] = [
         *(Route(each.path, partial(console.look, each), methods=["GET"]) for each in PAGES),
         *(Route(each.path, partial(console.ask, each), methods=["GET"]) for each in ACTIONS),
         *(Route(each.path, _posted(console, partial(console.act, each)), methods=["POST"]) for each in ACTIONS),
-        Route("/login", log_in_page, methods=["GET"]),
+        Route("/login", console.login_page, methods=["GET"]),
         Route("/login", _posted(console, console.log_in), methods=["POST"]),
         Route("/logout", _posted(console, console.log_out), methods=["POST"]),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
 
-    async def not_found(request: Request, _: Exception) -> Response:
-        return console.refuse(request, PageRefusal(404, "The console has no such page."))
+    def refused(status: int, reason: str) -> Callable[[Request, Exception], Awaitable[Response]]:
+        async def handle(request: Request, _: Exception) -> Response:
+            return console.refuse(request, PageRefusal(status, reason))
 
-    async def failed(request: Request, _: Exception) -> Response:
-        return console.refuse(request, PageRefusal(500, "This is a bug of ours: the console's output has its trace."))
+        return handle
 
     handlers: dict[int | type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
-        404: not_found,
-        500: failed,
+        404: refused(404, "The console has no such page."),
+        500: refused(500, "This is a bug of ours: the console's output has its trace."),
     }
     return Guarded(Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers), console)

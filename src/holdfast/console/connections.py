@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import MutableMapping
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 CONNECTIONS_MAX: Final = 200
@@ -22,63 +23,54 @@ LOOK_SECONDS: Final = 1.0
 _KEY: Final = "console_connection"
 
 
+@dataclass(slots=True, eq=False)
 class Connection:
-    """What is known about one connection. Times are those of the event loop."""
+    """What is known about one connection. Times are those of the event loop.
 
-    __slots__ = ("_heard_at", "_is_idle", "_is_known", "_since", "_spoke", "_transport")
+    ``since``: when the wait for a whole head began; None while a request is served. ``is_idle``: it has sent nothing
+    since its last request.
+    """
 
-    def __init__(self, transport: asyncio.Transport | None, now: float) -> None:
-        self._transport = transport
-        self._heard_at = now
-        self._since: float | None = now
-        """When the wait for a whole head began; None while a request is served."""
-        self._is_idle = False
-        """Whether it has sent nothing since its last request."""
-        self._spoke = False
-        self._is_known = False
+    transport: asyncio.Transport | None
+    heard_at: float
+    since: float | None
+    is_idle: bool = False
+    spoke: bool = False
+    has_login: bool = False
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
         """The lowest goes first."""
-        return self._is_known, self._spoke, self._heard_at
-
-    @property
-    def has_login(self) -> bool:
-        """Whether its user has logged in."""
-        return self._is_known
+        return self.has_login, self.spoke, self.heard_at
 
     def heard(self, now: float) -> None:
         """Bytes came; the first ones after a request begin a head."""
-        self._heard_at = now
-        if self._is_idle:
-            self._since, self._is_idle = now, False
+        self.heard_at = now
+        if self.is_idle:
+            self.since, self.is_idle = now, False
 
     def request_began(self) -> None:
         """A whole head came."""
-        self._spoke, self._since, self._is_idle = True, None, False
+        self.spoke, self.since, self.is_idle = True, None, False
 
     def request_ended(self, now: float) -> None:
         """Its request is served; the head of another one may come."""
-        self._since, self._is_idle = now, True
-
-    def logged_in(self) -> None:
-        """Its request is that of a user who has logged in."""
-        self._is_known = True
+        self.since, self.is_idle = now, True
 
     def is_late(self, now: float) -> bool:
         """Whether a head has been awaited for too long."""
-        return self._since is not None and now - self._since > HEAD_SECONDS_MAX
+        return self.since is not None and now - self.since > HEAD_SECONDS_MAX
 
     def close(self) -> None:
         """End it at once."""
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
 
 def connection_of(scope: MutableMapping[str, Any]) -> Connection:
     """The connection of a request. One that was made elsewhere, as in tests of the application, has no bounds."""
     connection = scope.get("state", {}).get(_KEY)
-    return connection if isinstance(connection, Connection) else Connection(None, 0.0)
+    return connection if isinstance(connection, Connection) else Connection(None, 0.0, 0.0)
 
 
 class Connections:
@@ -127,7 +119,8 @@ class Connections:
                 self._now = asyncio.get_running_loop().time
 
             def connection_made(self, transport: asyncio.BaseTransport) -> None:
-                self._connection = Connection(cast(asyncio.Transport, transport), self._now())
+                now = self._now()
+                self._connection = Connection(cast(asyncio.Transport, transport), now, now)
                 self._shared[_KEY] = self._connection
                 super().connection_made(transport)
                 table.add(self._connection)

@@ -144,7 +144,8 @@ class ConsoleOptions:
             if not file.is_file():
                 raise _bad(f"the file of {option} cannot be read", file=str(file))
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.tls_certificate, self.tls_key, _no_password)
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self.tls_certificate, self.tls_key, lambda: "")  # else OpenSSL asks the terminal
         except (OSError, ValueError) as error:
             raise _bad(
                 f"the certificate and its key cannot be used: {error}",
@@ -197,11 +198,6 @@ def _tokens_of(lines: Sequence[str]) -> list[str]:
             raise _bad(f"line {number} of the token file has no printable token")
         tokens.append(token)
     return tokens
-
-
-def _no_password() -> str:
-    """Else OpenSSL asks the terminal."""
-    return ""
 
 
 def _bad(problem: str, hint: str = "", **facts: str) -> InvalidRequest:

@@ -52,7 +52,8 @@ def run(options: ConsoleOptions, *, until_input_ends: bool = False) -> None:
         listening = _listening(options.listen_host, options.listen_port)
     except OSError as error:
         host = f"[{options.listen_host}]" if ":" in options.listen_host else options.listen_host
-        problem = f"cannot listen on {host}:{options.listen_port}: {error.strerror or statement_of(error)}"
+        reason, _, _ = (error.strerror or statement_of(error)).partition(" (")  # what Python adds
+        problem = f"cannot listen on {host}:{options.listen_port}: {reason}"
         if until_input_ends:
             raise Unavailable(problem) from error
         raise InvalidRequest(problem, code=Code.BAD_CONFIGURATION) from error
@@ -90,7 +91,7 @@ def _listening(host: str, port: int) -> list[socket.socket]:
     addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     for family, address in dict.fromkeys((family, address) for family, _, _, _, address in addresses):
         try:
-            opened.append(_bound(family, address))
+            opened.append(socket.create_server(address, family=family))
         except OSError as error:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 for each in opened:
@@ -99,18 +100,4 @@ def _listening(host: str, port: int) -> list[socket.socket]:
             missing = error
     if missing is not None and not opened:
         raise missing
-    return opened
-
-
-def _bound(family: int, address: tuple[str | int | bytes, ...]) -> socket.socket:
-    opened = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        opened.bind(address)
-        opened.listen()  # until then two sockets may be bound to one port
-    except OSError:
-        opened.close()
-        raise
     return opened

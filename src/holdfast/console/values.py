@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
+from holdfast.client.protocol.messages import base64url
 from holdfast.console import units
 from holdfast.console.call import Call, Form, Input, link, whole
 from holdfast.console.html import Content, Html, element
-from holdfast.console.parts import anchor, choice, copied, hidden, name_shown, notice
+from holdfast.console.parts import anchor, choice, copied, hidden, name_shown, notice, onward
+from holdfast.console.reading.backwards import BackwardPage
 from holdfast.errors import InvalidRequest
 
 CELL_CHARACTERS: Final = 80
@@ -32,13 +34,8 @@ def bytes_of(text: str) -> bytes:
         raise InvalidRequest("after 0x only hexadecimal digits are allowed") from None
 
 
-def packed(data: bytes) -> str:
-    """Bytes in an address: base64url without padding."""
-    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
-
-
 def unpacked(text: str) -> bytes:
-    """The bytes of ``packed``. Raises: InvalidRequest."""
+    """The bytes that ``base64url`` has put into an address. Raises: InvalidRequest."""
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
@@ -47,12 +44,32 @@ def unpacked(text: str) -> bytes:
 
 def key_link(key: bytes) -> Html:
     """A key that leads to its page."""
-    return anchor(name_shown(units.key_text(key)), link("/key", key=packed(key)))
+    return anchor(name_shown(units.key_text(key)), link("/key", key=base64url(key)))
 
 
 def log_at(version: float) -> Html:
     """A version that leads to the log from there back; it need not be that of a transaction."""
     return anchor(units.version(version), link("/log", at=int(version)))
+
+
+def transaction_link(version: int) -> Html:
+    """The version of a transaction, which leads to it."""
+    return anchor(str(version), link("/transaction", version=version))
+
+
+def range_shown(begin: bytes, end: bytes | None) -> list[Content]:
+    """A range of keys in words."""
+    last = "the last key" if end is None else name_shown(units.key_text(end))
+    return ["range ", name_shown(units.key_text(begin)), " to ", last]
+
+
+def older(page: BackwardPage, href: str, what: str) -> Content:
+    """Where a list of transactions goes on, or why it does not; ``href`` is its next page."""
+    if page.truncated:
+        return notice("none", "What is older was removed: see ", anchor("retention", "/retention"), ".")
+    if page.older is None:
+        return None
+    return onward("Older →" if page.transactions else "Go on searching →", href, what)
 
 
 def value_given(form: Mapping[str, str]) -> bytes:

@@ -13,7 +13,6 @@ from holdfast.commit.format.transaction import Delete, Write
 from holdfast.console.call import Action, Done, Form, Input, Limit
 from holdfast.console.frame import form_of
 from holdfast.console.html import text_of
-from holdfast.console.pages import stores_limits
 from holdfast.console.pages.keys import DELETE as DELETE_KEY
 from holdfast.console.pages.keys import EDIT
 from holdfast.console.pages.maps import REMOVE, UNLOCK
@@ -27,8 +26,11 @@ from holdfast.console.pages.stores_acts import (
     EDIT_STORE,
     PURGE,
     changed_by,
+    cluster_limits,
+    durable_limits,
     limit_of,
     losses_of,
+    store_limits,
 )
 from holdfast.console.reading.service import Document
 from holdfast.errors import Code, Conflict, InvalidRequest
@@ -367,14 +369,14 @@ def test_a_lock_is_released_only_from_the_owner_that_the_form_named() -> None:
 @pytest.mark.parametrize(
     ("of", "changed", "part", "said"),
     [
-        (stores_limits.of_store, {"message_limit": 2}, {"counts": {"messages": 5}}, "5 messages, 3 more than"),
-        (stores_limits.of_store, {"message_limit": 5}, {"counts": {"messages": 5}}, "as many as message_limit allows"),
-        (stores_limits.of_store, {"message_limit": 6}, {"counts": {"messages": 5}}, ""),
-        (stores_limits.of_store, {"message_limit": 0}, {"counts": {"messages": 5}}, ""),
-        (stores_limits.of_store, {"message_limit": "many"}, {"counts": {"messages": 5}}, ""),
-        (stores_limits.of_store, {"bytelimit": "1k"}, {"counts": {"bytes": 2048}}, "2.0 KiB, 1.0 KiB more"),
-        (stores_limits.of_durable, {"message_limit": 2}, {"counts": {"messages": 5}}, "get no error"),
-        (stores_limits.of_durable, {"message_limit": 2}, {"discard": "old", "counts": {"messages": 5}}, ""),
+        (store_limits, {"message_limit": 2}, {"counts": {"messages": 5}}, "5 messages, 3 more than"),
+        (store_limits, {"message_limit": 5}, {"counts": {"messages": 5}}, "as many as message_limit allows"),
+        (store_limits, {"message_limit": 6}, {"counts": {"messages": 5}}, ""),
+        (store_limits, {"message_limit": 0}, {"counts": {"messages": 5}}, ""),
+        (store_limits, {"message_limit": "many"}, {"counts": {"messages": 5}}, ""),
+        (store_limits, {"bytelimit": "1k"}, {"counts": {"bytes": 2048}}, "2.0 KiB, 1.0 KiB more"),
+        (durable_limits, {"message_limit": 2}, {"counts": {"messages": 5}}, "get no error"),
+        (durable_limits, {"message_limit": 2}, {"discard": "old", "counts": {"messages": 5}}, ""),
     ],
 )  # fmt: skip
 def test_a_limit_below_what_is_there_says_what_it_does(
@@ -388,11 +390,11 @@ def test_a_limit_below_what_is_there_says_what_it_does(
 def test_limits_of_the_cluster_name_the_disk_and_the_revisions_that_are_forgotten() -> None:
     cluster: Document = {"messages": 9, "bytes": 0, "disk": {"used": 60, "capacity": 100}}
     changed: Document = {"message_limit": 3, "max_disk_fraction": 0.5, "max_deployment_history": 2}
-    full, disk, history = stores_limits.of_cluster(changed, cluster, 5)
+    full, disk, history = cluster_limits(changed, cluster, 5)
     assert "9 messages, 6 more than message_limit 3" in full
     assert "60 B in use, and max_disk_fraction allows 50 B" in disk
     assert "The oldest 3 revisions of 5 are forgotten" in history
-    assert not stores_limits.of_cluster({"max_disk_fraction": 0.7, "max_deployment_history": 5}, cluster, 5)
+    assert not cluster_limits({"max_disk_fraction": 0.7, "max_deployment_history": 5}, cluster, 5)
 
 
 def test_a_limit_below_what_is_there_is_set_only_after_another_look() -> None:

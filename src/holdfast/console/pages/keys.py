@@ -9,14 +9,14 @@ from typing import Final
 import msgspec
 
 from holdfast.client.protocol.effects import TransactionEvent
+from holdfast.client.protocol.messages import base64url
 from holdfast.commit.format.transaction import Delete, Operation, PointRead, RangeDelete, Write, prefix_end
 from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Input, Page, link
-from holdfast.console.html import Content, Html, element
+from holdfast.console.html import Content, element
 from holdfast.console.parts import (
     Column,
     action,
-    anchor,
     attempt,
     code,
     commands,
@@ -43,7 +43,9 @@ from holdfast.console.values import (
     key_link,
     log_at,
     mark_of,
-    packed,
+    older,
+    range_shown,
+    transaction_link,
     unpacked,
     value_given,
     value_of,
@@ -82,7 +84,7 @@ async def _browse(call: Call) -> Content:
         page = await call.service.log.range(after + b"\0", prefix_end(prefix), limit=ROWS, at=at)
 
     def place(item: Found) -> str:
-        return link("/key", key=packed(item.key))
+        return link("/key", key=base64url(item.key))
 
     def written(item: Found) -> str:
         return link("/transaction", version=item.version)
@@ -96,7 +98,7 @@ async def _browse(call: Call) -> Content:
     rows = table(
         call, "keys", columns, page.items, caption="Keys in byte order", empty="No key begins with this.", is_live=False
     )
-    more = onward("Next →", call.here(after=packed(page.items[-1].key)), "More keys") if page.more else None
+    more = onward("Next →", call.here(after=base64url(page.items[-1].key)), "More keys") if page.more else None
     return [element("p", "As of version ", log_at(page.version), ".", class_="note"), rows, more]
 
 
@@ -128,10 +130,7 @@ async def _conflicting(call: Call) -> Content:
     counts = msgspec.convert(await call.service.read(f"/v1/log/conflicts?limit={HOT_ROWS}"), Conflicts)
 
     def place(row: ConflictingPlace) -> Content:
-        if not row.is_range:
-            return key_link(row.begin)
-        end = "the last key" if row.end is None else name_shown(units.key_text(row.end))
-        return ["range ", name_shown(units.key_text(row.begin)), " to ", end]
+        return range_shown(row.begin, row.end) if row.is_range else key_link(row.begin)
 
     def changes(row: ConflictingPlace) -> str:
         """What wrote to the key; of a range, the keys from its beginning on."""
@@ -161,7 +160,7 @@ def _key_of(operation: Operation) -> bytes:
 
 async def _key(call: Call) -> Content:
     key = unpacked(call.required("key"))
-    name = packed(key)
+    name = base64url(key)
     acts = [action(call, EDIT, "Edit", key=name), action(call, DELETE, "Delete", "danger", key=name)]
     return [
         live("value", section("Value", await attempt(_value(call, key)), actions=acts)),
@@ -176,30 +175,22 @@ async def _value(call: Call, key: bytes) -> Content:
         return notice("none", "The key does not exist. Its history may say when it was deleted.")
     about = {
         "Key": whole_name(units.key_text(key)),
-        "Version": anchor(str(item.version), link("/transaction", version=item.version)),
-        "Key in base64url": code(packed(key), copy=True),
+        "Version": transaction_link(item.version),
+        "Key in base64url": code(base64url(key), copy=True),
     }
-    return [facts(about), form_choice(call, key=packed(key)), value_of(item.value, form_named(call.text("form")))]
+    return [facts(about), form_choice(call, key=base64url(key)), value_of(item.value, form_named(call.text("form")))]
 
 
 async def _history(call: Call, key: bytes) -> Content:
     high = call.number("below") or await backwards.newest_version(call.service)
     changes = await backwards.newest(call.service, high, HISTORY, LogSearch(key, key + b"\0"))
     rows = [
-        element("li", moment(event.time_ms), " ", _version(event), " ", _change(event))
+        element("li", moment(event.time_ms), " ", transaction_link(event.version), " ", _change(event))
         for event in changes.transactions
     ]
-    more: Content = None
-    if changes.older is not None:
-        more = onward("Older →" if rows else "Go on searching →", call.here(below=changes.older), "Older changes")
-    elif changes.truncated:
-        more = notice("none", "What is older was removed: see ", anchor("retention", "/retention"), ".")
     empty = element("p", "No change in what was read.", class_="empty")
+    more = older(changes, call.here(below=changes.older), "Older changes")
     return [element("ol", rows, class_="history") if rows else empty, more]
-
-
-def _version(event: TransactionEvent) -> Html:
-    return anchor(str(event.version), link("/transaction", version=event.version))
 
 
 def _change(event: TransactionEvent) -> Content:
@@ -250,7 +241,7 @@ async def _commit(call: Call, operation: Write | Delete, key: bytes, newest: Ver
         log_id=newest.log_id,
     )
     name, done = units.shortened(units.key_text(key)), "deleted" if isinstance(operation, Delete) else "written"
-    return Done(f"{name} is {done} at version {receipt.version}.", link("/key", key=packed(key)))
+    return Done(f"{name} is {done} at version {receipt.version}.", link("/key", key=base64url(key)))
 
 
 async def _delete_form(call: Call) -> Form:
@@ -270,7 +261,7 @@ def _deleting(key: bytes, item: Found | None) -> Form:
             element("p", only),
         ],
         button="Delete",
-        back=link("/key", key=packed(key)),
+        back=link("/key", key=base64url(key)),
         typed=name if units.in_heading(name) == name else "delete this key",
         seen=str(item.version),
     )

@@ -28,8 +28,6 @@ from holdfast.console.parts import (
     figures,
     live,
     moment,
-    name_shown,
-    notice,
     onward,
     search,
     section,
@@ -39,7 +37,16 @@ from holdfast.console.parts import (
 )
 from holdfast.console.reading import backwards
 from holdfast.console.reading.backwards import BackwardPage, LogSearch
-from holdfast.console.values import bytes_of, key_link, log_at, time_given, value_of
+from holdfast.console.values import (
+    bytes_of,
+    key_link,
+    log_at,
+    older,
+    range_shown,
+    time_given,
+    transaction_link,
+    value_of,
+)
 from holdfast.wire.log import LogObject, LogObjects, TransactionInLog
 
 ROWS: Final = 50
@@ -144,7 +151,7 @@ async def _transactions(call: Call) -> Content:
     page = await backwards.newest(call.service, await _where(call), 1 if request else ROWS, wanted)
     is_tail = not any(call.text(name) for name in ("at", "time", "request", "key"))
     columns: list[Column[TransactionEvent]] = [
-        Column("Version", lambda event: anchor(str(event.version), link("/transaction", version=event.version))),
+        Column("Version", lambda event: transaction_link(event.version)),
         Column("Time", lambda event: moment(event.time_ms)),
         Column("Operations", lambda event: _operations(event.operations)),
         Column(
@@ -157,21 +164,13 @@ async def _transactions(call: Call) -> Content:
     caption = "Transactions, newest first"
     shown = table(call, "txn", columns, page.transactions, caption=caption, empty="No transaction.", is_live=is_tail)
     said = "The newest transactions; this list follows the log." if is_tail else _progress(page)
-    return [element("p", said, class_="note"), shown, _older(call, page)]
+    more = older(page, call.here(at=page.older, time=None), "Older transactions")
+    return [element("p", said, class_="note"), shown, more]
 
 
 def _progress(page: BackwardPage) -> str:
     more = "the log goes on before that" if page.older is not None else "this is the beginning of what the log has"
     return f"{len(page.transactions)} found, {units.count(page.looked_at)} transactions looked at; {more}."
-
-
-def _older(call: Call, page: BackwardPage) -> Content:
-    if page.truncated:
-        return notice("none", "What is older was removed: see ", anchor("retention", "/retention"), ".")
-    if page.older is None:
-        return None
-    label = "Older →" if page.transactions else "Go on searching →"
-    return onward(label, call.here(at=page.older, time=None), "Older transactions")
 
 
 def _operations(operations: Sequence[Operation]) -> Content:
@@ -188,7 +187,7 @@ def _operation(operation: Operation) -> Content:
         case Delete(key=key):
             return ["delete ", key_link(key)]
         case _:
-            return ["delete ", _range(operation.begin, operation.end)]
+            return ["delete ", range_shown(operation.begin, operation.end)]
 
 
 async def _transaction(call: Call) -> Content:
@@ -223,16 +222,9 @@ def _facts(transaction: TransactionInLog, newer: TransactionEvent | None) -> Htm
         "Leader": anchor(code(batch.leader_id), "/log#leaderships"),
         "Batch": anchor(code(batch.slot), link("/log", slot=batch.slot)),
         "Log from here back": log_at(transaction.version - 1),
-        "Next transaction": (
-            "none yet" if newer is None else anchor(str(newer.version), link("/transaction", version=newer.version))
-        ),
+        "Next transaction": "none yet" if newer is None else transaction_link(newer.version),
     }
     return facts(about)
-
-
-def _range(begin: bytes, end: bytes | None) -> list[Content]:
-    last = "the last key" if end is None else name_shown(units.key_text(end))
-    return ["range ", name_shown(units.key_text(begin)), " to ", last]
 
 
 def _precondition(precondition: Precondition, read_version: int | None) -> Content:
@@ -240,7 +232,7 @@ def _precondition(precondition: Precondition, read_version: int | None) -> Conte
     since = [" unchanged since version ", "–" if version is None else log_at(version)]
     if isinstance(precondition, PointRead):
         return ["key ", key_link(precondition.key), since]
-    return [_range(precondition.begin, precondition.end), since]
+    return [range_shown(precondition.begin, precondition.end), since]
 
 
 PAGES: Final = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -35,8 +36,7 @@ from holdfast.console.parts import (
     table,
     whole_name,
 )
-from holdfast.console.reading.documents import count_of, name_of
-from holdfast.console.reading.service import Document, document, documents, number
+from holdfast.console.reading.service import Document, count_of, document, documents, name_of, number
 from holdfast.console.values import (
     comparing_form,
     form_choice,
@@ -72,19 +72,21 @@ async def _all(call: Call) -> Content:
         target = f"{store_path(name_of(store))}/durables?type=map&dynamic=true"
         rows += [(name_of(store), name_of(each)) for each in await call.service.collection(target, "durables")]
 
-    def keys(row: tuple[str, str]) -> float:
-        return call.watcher.value_of_store("holdfast_durable_messages", store=row[0], durable=row[1]) or 0.0
-
-    def size(row: tuple[str, str]) -> float:
-        return call.watcher.value_of_store("holdfast_durable_bytes", store=row[0], durable=row[1]) or 0.0
+    def value(name: str) -> Callable[[tuple[str, str]], float]:
+        return lambda row: call.watcher.value_of_store(name, store=row[0], durable=row[1]) or 0.0
 
     def place(row: tuple[str, str]) -> str:
         return link("/map", store=row[0], map=row[1])
 
     columns: list[Column[tuple[str, str]]] = [
         Column("Map", "/".join, lambda row: row, href=place),
-        figures("Keys", keys, place),
-        figures("Bytes", size, lambda row: link("/durable", store=row[0], durable=row[1]), units.size),
+        figures("Keys", value("holdfast_durable_messages"), place),
+        figures(
+            "Bytes",
+            value("holdfast_durable_bytes"),
+            lambda row: link("/durable", store=row[0], durable=row[1]),
+            units.size,
+        ),
     ]
     return table(call, "maps", columns, rows, caption="Maps", empty="No store has a map.", text="/".join)
 
@@ -175,10 +177,11 @@ async def _entry_facts(call: Call, key: str) -> Content:
     entry = await _map_of(call).get(key)
     if entry is None:
         return element("p", "The key is not in the map.", class_="empty")
+    held = await _held(call, key)
     about: dict[str, Content] = {
         "Map": anchor(f"{store}/{name}", link("/map", store=store, map=name)),
         "Key": whole_name(key),
-        "Lock": await lock_of(call, key) or "none",
+        "Lock": "none" if held is None else holder(held),
         "Revision": code(str(entry.revision), copy=True),
     }
     choose = form_choice(call, store=store, map=name, key=key)
@@ -276,12 +279,6 @@ def holder(held: Document) -> Content:
     return ["held by ", element("strong", str(held.get("owner"))), f" for {left}, until ", moment(until_ms)]
 
 
-async def lock_of(call: Call, key: str) -> Content:
-    """Who holds the lock of a key, or of the whole map without one, and until when; None where nobody does."""
-    held = await _held(call, key)
-    return None if held is None else holder(held)
-
-
 async def _lock_notice(call: Call, key: str) -> Content:
     """That a key is locked, or the whole map: a change without the lock's fence does not wait for its owner."""
     held = await _held(call, key) or await _held(call, "")
@@ -292,11 +289,11 @@ async def _lock_notice(call: Call, key: str) -> Content:
 
 async def _lock_form(call: Call) -> Form:
     key = call.text("key")
-    held = await lock_of(call, key)
+    held = await _held(call, key)
     stealing = "Stealing takes it away from its owner, whose next change with its fence is refused (not_holder)."
     return Form(
         effect=[
-            notice("warn", "The lock is ", held, ".") if held else None,
+            None if held is None else notice("warn", "The lock is ", holder(held), "."),
             element("p", "Takes the lock of a key, or of the whole map without one, for a time."),
             element("p", stealing),
         ],

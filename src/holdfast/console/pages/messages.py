@@ -33,8 +33,7 @@ from holdfast.console.parts import (
     table,
     whole_name,
 )
-from holdfast.console.reading.documents import count_of, name_of
-from holdfast.console.reading.service import Document, documents
+from holdfast.console.reading.service import Document, count_of, documents, name_of
 from holdfast.console.values import form_choice, form_named, value_of, value_start
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.wire.formats import UNDECODABLE, decode_each_once

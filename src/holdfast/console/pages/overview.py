@@ -33,9 +33,8 @@ from holdfast.console.parts import (
     why,
 )
 from holdfast.console.reading.alerts import alerts_of, are_closed, full_stores
-from holdfast.console.reading.documents import name_of
 from holdfast.console.reading.exposition import Scrape, quantile
-from holdfast.console.reading.service import document
+from holdfast.console.reading.service import document, name_of
 from holdfast.console.reading.watcher import Watcher
 from holdfast.errors import HoldfastError
 

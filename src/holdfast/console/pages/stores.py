@@ -56,8 +56,17 @@ from holdfast.console.parts import (
     tile,
     tiles,
 )
-from holdfast.console.reading.documents import COUNTS, NOT_PARAMETERS, count_of, name_of, yaml_of
-from holdfast.console.reading.service import Document, document, documents, number
+from holdfast.console.reading.service import (
+    COUNTS,
+    NOT_PARAMETERS,
+    Document,
+    count_of,
+    document,
+    documents,
+    name_of,
+    number,
+    yaml_of,
+)
 from holdfast.console.reading.watcher import DURABLES_MAX
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 from holdfast.stores.definitions.reader import STATISTICS, is_name

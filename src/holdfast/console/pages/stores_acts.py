@@ -15,18 +15,28 @@ from holdfast.client.protocol.stores.messages import durable_path, store_path, t
 from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Input, Limit, link, whole
 from holdfast.console.html import Content, element
-from holdfast.console.pages import stores_limits
 from holdfast.console.parts import anchor, notice
-from holdfast.console.reading.documents import COUNTS, NOT_PARAMETERS, count_of, document_of, yaml_of
-from holdfast.console.reading.service import Document, document, documents, number
+from holdfast.console.reading.service import (
+    COUNTS,
+    NOT_PARAMETERS,
+    Document,
+    count_of,
+    document,
+    document_of,
+    documents,
+    number,
+    yaml_of,
+)
 from holdfast.console.units import counted
 from holdfast.console.values import mark_of, time_given
 from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest, NotFound
-from holdfast.stores.definitions.reader import check_name
+from holdfast.stores.definitions.reader import byte_size, check_name
 
 RETAINED_TOO: Final = "Acknowledged messages that it retains go, too; they are not counted."
 FOLDER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 NAMED_MAX: Final = 20
+REFUSED: Final = "publishes are refused, and publishers wait, until there are fewer"
+NOT_KEPT: Final = "new messages are not kept in this durable until there are fewer, and their publishers get no error"
 AS_YAML: Final = "YAML, as in a definition file; what is not named gets its default"
 
 
@@ -86,9 +96,54 @@ async def _existing(call: Call, what: str, target: str, name: str) -> Document |
         return None
 
 
+def _passes(changed: Document, messages: float, size: float, effect: str) -> list[str]:
+    lines: list[str] = []
+    rows: Sequence[tuple[str, float, Callable[[float], str], str]] = (
+        ("message_limit", messages, units.count, units.counted(int(messages), "message")),
+        ("bytelimit", size, units.size, units.size(size)),
+    )
+    for name, used, text, held in rows:
+        try:
+            limit = byte_size(changed.get(name))
+        except ValueError:
+            continue  # the service will refuse it
+        if limit and used >= limit:
+            over = f", {text(used - limit)} more than {name} {text(limit)}"
+            over = over if used > limit else f", as many as {name} allows"
+            lines.append(f"It holds {held}{over}: {effect}.")
+    return lines
+
+
+def store_limits(changed: Document, part: Document) -> list[str]:
+    """What the limits that a change of a store sets do at once."""
+    return _passes(changed, count_of(part, "messages"), count_of(part, "bytes"), REFUSED)
+
+
+def durable_limits(changed: Document, part: Document) -> list[str]:
+    """The same of a durable. With ``discard: old`` it loses messages, which the service counts and asks about."""
+    if (changed.get("discard") or part.get("discard")) == "old":
+        return []
+    return _passes(changed, count_of(part, "messages"), count_of(part, "bytes"), NOT_KEPT)
+
+
+def cluster_limits(changed: Document, cluster: Document, revisions: int) -> list[str]:
+    """The same of the cluster, which has this many ``revisions`` of its definition."""
+    lines = _passes(changed, number(cluster.get("messages")), number(cluster.get("bytes")), REFUSED)
+    disk, fraction = document(cluster.get("disk")), changed.get("max_disk_fraction")
+    used, capacity = number(disk.get("used")), number(disk.get("capacity"))
+    if isinstance(fraction, int | float) and used >= fraction * capacity:
+        room = units.size(fraction * capacity)
+        lines.append(f"The disk has {units.size(used)} in use, and max_disk_fraction allows {room}: {REFUSED}.")
+    revisions_max = changed.get("max_deployment_history")
+    if isinstance(revisions_max, int) and 0 < revisions_max < revisions:
+        gone = units.counted(revisions - revisions_max, "revision")
+        lines.append(f"The oldest {gone} of {revisions} are forgotten: the definition cannot be rolled back to them.")
+    return lines
+
+
 def _passed_limits(what: str, changed: Document, part: Document, *, is_whole: bool = False) -> Content:
     """What the limits of a change do at once, None where they do nothing. ``is_whole``: the rest gets its defaults."""
-    of = {"store": stores_limits.of_store, "durable": stores_limits.of_durable}.get(what)
+    of = {"store": store_limits, "durable": durable_limits}.get(what)
     lines = [] if of is None else of(changed, {COUNTS: part.get(COUNTS)} if is_whole else part)
     return notice("warn", " ".join(lines)) if lines else None
 
@@ -474,7 +529,7 @@ async def _edit_cluster_form(call: Call) -> Form:
 async def _edit_cluster(call: Call) -> Done | Form:
     changed = await _changed(call, "parameters", await _part_of_definition(call, "cluster"))
     revisions = len(documents((await call.service.read("/v1/cluster/history")).get("history")))
-    lines = stores_limits.of_cluster(changed, await call.service.read("/v1/cluster"), revisions)
+    lines = cluster_limits(changed, await call.service.read("/v1/cluster"), revisions)
     asking = _asking(await _edit_cluster_form(call), changed, notice("warn", " ".join(lines)) if lines else None)
     if asking.seen and not asking.is_seen_in(call.form):
         return asking
@@ -548,10 +603,6 @@ def _cluster_command(
     return Action(f"/cluster/{name}", title, "Stores", form, act)
 
 
-def _durable_target(call: Call) -> str:
-    return durable_path(call.required("store"), call.required("durable"))
-
-
 DEFINE_STORE: Final = _defining(
     "/stores/define",
     "store",
@@ -576,7 +627,9 @@ DEFINE_TEMPLATE: Final = _defining(
     "type: shared\ndurable_ttl: 1d\n",
 )
 EDIT_STORE: Final = _editing("/store/edit", "store", lambda call: store_path(call.required("store")), _to_store)
-EDIT_DURABLE: Final = _editing("/durable/edit", "durable", _durable_target, _to_durable)
+EDIT_DURABLE: Final = _editing(
+    "/durable/edit", "durable", lambda call: durable_path(call.required("store"), call.required("durable")), _to_durable
+)
 DELETE_STORE: Final = Action("/store/delete", "Delete a store", "Stores", _delete_store_form, _delete_store)
 _DELETE_FORM: Final = _deleting("Deletes the durable ", "Delete the durable")
 DELETE_DURABLE: Final = Action("/durable/delete", "Delete a durable", "Stores", _DELETE_FORM, _delete_durable)

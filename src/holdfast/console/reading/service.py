@@ -15,6 +15,7 @@ from typing import Final, cast
 from urllib.parse import urlencode
 
 import msgspec
+import yaml
 
 from holdfast.client.aio.client import Client
 from holdfast.client.aio.stores import StoreClient
@@ -25,6 +26,7 @@ from holdfast.client.protocol.stores.administration import ask
 from holdfast.client.protocol.stores.messages import request_of
 from holdfast.client.transport.clock import now_ms
 from holdfast.errors import HoldfastError, InvalidRequest, PermissionDenied, Unavailable
+from holdfast.files.document_process import DocumentReader
 from holdfast.wire.log import Liveness, Readiness
 
 Document = dict[str, object]
@@ -242,3 +244,35 @@ def document(value: object) -> Document:
 def number(value: object) -> float:
     """A number within a document; 0 where it has none."""
     return value if isinstance(value, int | float) else 0
+
+
+COUNTS: Final = "counts"
+NOT_PARAMETERS: Final = frozenset(
+    {"name", "store", "dynamic", "template", COUNTS, "subscribers", "durables", "templates", "locks"}
+)
+
+
+def count_of(part: Document, name: str) -> float:
+    """One of the counts of a store or durable."""
+    return number(document(part.get(COUNTS)).get(name))
+
+
+def name_of(part: Document) -> str:
+    """Its name."""
+    return str(part["name"])
+
+
+def yaml_of(value: object) -> str:
+    """A document as a person edits it."""
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=False)
+
+
+async def document_of(text: str, what: str, reader: DocumentReader) -> Document:
+    """A document that a person wrote as YAML or JSON; nothing is an empty one. Raises: InvalidRequest."""
+    try:
+        value = await reader.read(text) if text.strip() else {}
+    except ValueError as error:
+        raise InvalidRequest(f"{what} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{what} must be a map, such as name: value")
+    return cast(Document, value)

@@ -38,7 +38,7 @@ DURABLES_MAX: Final = 2_000
 
 
 class Watcher:
-    """Scrapes one service until ``run`` is cancelled.
+    """Scrapes one service from ``begin`` until ``aclose``.
 
     ``scrapes``: oldest first. ``members``: what each address said last. ``away_since_ms``: since when none of them
     answers, None while one does; then ``problem`` says why. ``refused``: the token may not read the metrics.
@@ -59,6 +59,19 @@ class Watcher:
         self._watched_at = 0.0
         self._wake = asyncio.Event()
         self._looked = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Look from now on."""
+        self._running = asyncio.ensure_future(self.run())
+        self._running.add_done_callback(_report)
+
+    async def aclose(self) -> None:
+        """Look no more, and close the connections of the service."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait({self._running})
+        await self.service.aclose()
 
     def watched(self) -> None:
         """A page is open."""
@@ -224,6 +237,12 @@ class Watcher:
         if line not in after.of_stores or line not in before.of_stores:
             return None
         return max(0.0, after.of_stores[line] - before.of_stores[line]) / (after.at - before.at)
+
+
+def _report(running: asyncio.Task[None]) -> None:
+    """A watcher ends when it is cancelled; anything else is a bug."""
+    if not running.cancelled() and running.exception() is not None:
+        _logger.error("the watcher of a service ended: this is a bug of ours", exc_info=running.exception())
 
 
 def _line(name: str, labels: Mapping[str, str]) -> str:
