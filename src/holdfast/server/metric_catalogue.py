@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import accumulate
+from typing import Final, TypeVar
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+Labels = TypeVar("Labels", bound=str | tuple[str, ...])
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 GAUGE: Final = GaugeMetricFamily
 COUNTER: Final = CounterMetricFamily
@@ -224,47 +226,25 @@ SECTIONS: Final[Mapping[str, Sequence[Described]]] = {
 BY_NAME: Final = {each.name: each for rows in SECTIONS.values() for each in rows}
 
 
-def labelled(name: str) -> CounterMetricFamily | GaugeMetricFamily:
-    """The empty family of a counter or gauge with labels."""
+def metric(name: str, values: float | Mapping[Labels, float]) -> Family:
+    """A counter or gauge: its value, or its values by its one label, or by all of its labels in their order."""
     described = BY_NAME[name]
-    assert described.labels, "a metric without labels has one value"
     assert described.kind is not HISTOGRAM, name
-    return described.kind(name, described.text, labels=described.labels)  # type: ignore[return-value]
-
-
-def histogram(name: str) -> HistogramMetricFamily:
-    """The empty family of a histogram."""
-    described = BY_NAME[name]
-    assert described.kind is HISTOGRAM, name
-    return HistogramMetricFamily(name, described.text, labels=described.labels)
-
-
-def gauge(name: str, value: float) -> GaugeMetricFamily:
-    """A gauge without labels."""
-    assert BY_NAME[name].kind is GAUGE, name
-    return GaugeMetricFamily(name, BY_NAME[name].text, value)
-
-
-def counter(name: str, value: float) -> CounterMetricFamily:
-    """A counter without labels."""
-    assert BY_NAME[name].kind is COUNTER, name
-    return CounterMetricFamily(name, BY_NAME[name].text, value)
-
-
-def by_label(name: str, values: Mapping[str, float]) -> Family:
-    """A metric with one label and these values."""
-    family = labelled(name)
-    for label, value in values.items():
-        family.add_metric([label], value)
+    family = described.kind(name, described.text, labels=described.labels)
+    for labels, value in values.items() if isinstance(values, Mapping) else (((), values),):
+        family.add_metric([labels] if isinstance(labels, str) else labels, value)  # type: ignore[arg-type, call-arg]
     return family
 
 
-def cumulative_buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Cumulative buckets from plain ones; ``counts`` has one more than ``bounds``, above the last."""
-    buckets: list[tuple[str, float]] = []
-    below = 0
-    for bound, count in zip(bounds, counts, strict=False):
-        below += count
-        buckets.append((repr(bound), below))
-    buckets.append(("+Inf", below + counts[-1]))
-    return buckets
+def histogram(
+    name: str, bounds: Sequence[float], values: Mapping[Labels, tuple[Sequence[int], float]]
+) -> HistogramMetricFamily:
+    """A histogram, by its labels: the plain count up to each bound and above the last one, and the sum."""
+    described = BY_NAME[name]
+    assert described.kind is HISTOGRAM, name
+    family = HistogramMetricFamily(name, described.text, labels=described.labels)
+    names = [*map(repr, bounds), "+Inf"]
+    for labels, (counts, total) in values.items():
+        buckets: list[tuple[str, float]] = list(zip(names, accumulate(counts), strict=True))
+        family.add_metric([labels] if isinstance(labels, str) else labels, buckets, total)
+    return family

@@ -10,7 +10,7 @@ import math
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -27,7 +27,7 @@ from holdfast.server.commit.retention_routes import RetentionHost
 from holdfast.server.commit.sse import Subscriptions
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.http_server import HttpServer
-from holdfast.server.metric_catalogue import by_label, counter, cumulative_buckets, gauge, histogram, labelled
+from holdfast.server.metric_catalogue import histogram, metric
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.store_metrics import store_metrics
 from holdfast.server.view.embedded_view import EmbeddedView
@@ -104,12 +104,12 @@ class ServerMetrics(Collector):
         yield from self._streams()
         service = self._gateway.service
         yield self._refusals(service)
-        yield gauge("holdfast_leading", 0 if service is None else 1)
+        yield metric("holdfast_leading", 0 if service is None else 1)
         reader = self._gateway.reader
         if reader is not None and service is None:
-            yield gauge("holdfast_followed_version", reader.local_version())
+            yield metric("holdfast_followed_version", reader.local_version())
             written_s = reader.durable_header().time_ms / 1000.0
-            yield gauge("holdfast_followed_time_seconds", written_s)
+            yield metric("holdfast_followed_time_seconds", written_s)
         if service is not None:
             yield from self._commits(service)
             yield from self._stages(service)
@@ -123,54 +123,50 @@ class ServerMetrics(Collector):
     def _process(self) -> Iterator[Metric]:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         cpu = usage.ru_utime + usage.ru_stime
-        yield counter("process_cpu_seconds", cpu)
+        yield metric("process_cpu_seconds", cpu)
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         processes = {"server": cpu, "ended": ended.ru_utime + ended.ru_stime}
         pid = None if self.view is None else self.view.pid
         if pid is not None:
             with contextlib.suppress(OSError, ValueError):  # it has ended
                 processes["view"] = _seconds_of(pid)
-        yield by_label("holdfast_processor_seconds", processes)
+        yield metric("holdfast_processor_seconds", processes)
         with contextlib.suppress(OSError):  # no descriptor is left
-            yield gauge("process_resident_memory_bytes", _resident_bytes())
+            yield metric("process_resident_memory_bytes", _resident_bytes())
 
     def _http(self) -> Iterator[Metric]:
         gateway = self._gateway
         counters = gateway.counters
-        answers = labelled("holdfast_http_answers")
-        for (route, status), count in sorted(counters.answers.items()):
-            answers.add_metric([route, str(status)], count)
-        yield answers
-        yield counter("holdfast_rate_limited_commits", counters.rate_limited_commits)
-        yield counter("holdfast_rate_slowed_items", counters.rate_slowed_items)
+        answers = sorted(counters.answers.items())
+        yield metric("holdfast_http_answers", {(route, str(status)): count for (route, status), count in answers})
+        yield metric("holdfast_rate_limited_commits", counters.rate_limited_commits)
+        yield metric("holdfast_rate_slowed_items", counters.rate_slowed_items)
         if gateway.client_rates is not None:
-            yield gauge("holdfast_rate_clients", len(gateway.client_rates))
-        yield counter("holdfast_stream_items", counters.stream_items)
-        yield counter("holdfast_connections_refused", counters.refused_connections)
-        yield counter("holdfast_requests_by_framework", counters.framework_requests)
+            yield metric("holdfast_rate_clients", len(gateway.client_rates))
+        yield metric("holdfast_stream_items", counters.stream_items)
+        yield metric("holdfast_connections_refused", counters.refused_connections)
+        yield metric("holdfast_requests_by_framework", counters.framework_requests)
         if self.server is not None:
-            yield gauge("holdfast_connections", self.server.context.connections)
-            yield gauge("holdfast_framework_requests", len(self.server.context.tasks))
-        yield gauge("holdfast_commits_in_flight", gateway.in_flight_commits)
-        yield gauge("holdfast_commit_bytes_in_flight", gateway.in_flight_bytes)
+            yield metric("holdfast_connections", self.server.context.connections)
+            yield metric("holdfast_framework_requests", len(self.server.context.tasks))
+        yield metric("holdfast_commits_in_flight", gateway.in_flight_commits)
+        yield metric("holdfast_commit_bytes_in_flight", gateway.in_flight_bytes)
 
     def _streams(self) -> Iterator[Metric]:
         subscriptions = self.subscriptions
         if subscriptions is None:
             return
-        yield gauge("holdfast_subscribers", len(subscriptions.open))
-        yield counter("holdfast_subscribers_lagged", subscriptions.lagged)
-        yield counter("holdfast_subscription_bytes", subscriptions.bytes_sent)
-        yield gauge("holdfast_subscriber_unsent_bytes", subscriptions.unsent_bytes_max())
+        yield metric("holdfast_subscribers", len(subscriptions.open))
+        yield metric("holdfast_subscribers_lagged", subscriptions.lagged)
+        yield metric("holdfast_subscription_bytes", subscriptions.bytes_sent)
+        yield metric("holdfast_subscriber_unsent_bytes", subscriptions.unsent_bytes_max())
 
     def _refusals(self, service: CommitService | None) -> Metric:
         """Also while this process does not lead: then it refuses every commit."""
-        refusals = labelled("holdfast_stage_refusals")
-        for code, count in sorted(self._gateway.counters.refused_commits.items()):
-            refusals.add_metric(["admission", code], count)
-        for (stage, code), count in [] if service is None else sorted(service.metrics.refused.items()):
-            refusals.add_metric([stage, code], count)
-        return refusals
+        at_admission = sorted(self._gateway.counters.refused_commits.items())
+        in_stages = [] if service is None else sorted(service.metrics.refused.items())
+        refusals = {("admission", code): count for code, count in at_admission}
+        return metric("holdfast_stage_refusals", refusals | dict(in_stages))
 
     def _commits(self, service: CommitService) -> Iterator[Metric]:
         metrics = service.metrics
@@ -180,18 +176,16 @@ class ServerMetrics(Collector):
             "rejected_otherwise": metrics.rejected - metrics.conflicts,
             "other": metrics.other,
         }
-        yield by_label("holdfast_commits", outcomes)
-        seconds = histogram("holdfast_commit_seconds")
-        seconds.add_metric([], *_buckets(metrics.latency))
-        yield seconds
-        yield by_label("holdfast_ownership_checks", metrics.ownership_checks)
+        yield metric("holdfast_commits", outcomes)
+        yield histogram("holdfast_commit_seconds", _BOUNDS_SECONDS, {(): _in_seconds(metrics.latency)})
+        yield metric("holdfast_ownership_checks", metrics.ownership_checks)
         now_ms = now().boot_ms
         service.admission()  # it notices whether the store answers
-        yield counter("holdfast_backpressure_seconds", metrics.backpressure.total_ms(now_ms) / 1000)
-        yield counter("holdfast_stalls", metrics.stalled.began)
-        yield counter("holdfast_stalled_seconds", metrics.stalled.total_ms(now_ms) / 1000)
+        yield metric("holdfast_backpressure_seconds", metrics.backpressure.total_ms(now_ms) / 1000)
+        yield metric("holdfast_stalls", metrics.stalled.began)
+        yield metric("holdfast_stalled_seconds", metrics.stalled.total_ms(now_ms) / 1000)
         decided = metrics.committed + metrics.rejected
-        yield gauge("holdfast_conflict_ratio", metrics.conflicts / decided if decided else 0.0)
+        yield metric("holdfast_conflict_ratio", metrics.conflicts / decided if decided else 0.0)
 
     def _stages(self, service: CommitService) -> Iterator[Metric]:
         pipeline = service.pipeline
@@ -203,77 +197,75 @@ class ServerMetrics(Collector):
             "persist": counters.transactions,
             "release": release.released,
         }
-        yield by_label("holdfast_stage_commits", through)
+        yield metric("holdfast_stage_commits", through)
         depth = {"sequence": pipeline.waiting, "persist": persist.waiting, "store": len(persist.in_flight)}
-        yield by_label("holdfast_stage_depth", depth)
-        yield by_label("holdfast_stage_bytes", pipeline.bytes_held())
-        waited = histogram("holdfast_stage_seconds")
-        for stage, latency in service.metrics.waited.items():
-            waited.add_metric([stage], *_buckets(latency))
-        yield waited
-        yield by_label("holdfast_stage_processor_seconds", pipeline.seconds)
-        yield counter("holdfast_batches", counters.batches)
-        yield counter("holdfast_batch_bytes", counters.bytes)
+        yield metric("holdfast_stage_depth", depth)
+        yield metric("holdfast_stage_bytes", pipeline.bytes_held())
+        waited = {stage: _in_seconds(latency) for stage, latency in service.metrics.waited.items()}
+        yield histogram("holdfast_stage_seconds", _BOUNDS_SECONDS, waited)
+        yield metric("holdfast_stage_processor_seconds", pipeline.seconds)
+        yield metric("holdfast_batches", counters.batches)
+        yield metric("holdfast_batch_bytes", counters.bytes)
         first = counters.puts - counters.retries - counters.hedges
         puts = {"first": first, "retry": counters.retries, "hedge": counters.hedges}
-        yield by_label("holdfast_puts", puts)
-        yield counter("holdfast_own_refusals", counters.own_successes)
+        yield metric("holdfast_puts", puts)
+        yield metric("holdfast_own_refusals", counters.own_successes)
         moment = service.moment()
-        yield gauge("holdfast_clock_step_seconds", moment.step_ms / 1000.0)
-        yield gauge("holdfast_clock_ahead_seconds", moment.ahead_s)
-        yield gauge("holdfast_assigned_version", pipeline.sequence.assigned)
-        yield gauge("holdfast_durable_version", release.durable_version)
+        yield metric("holdfast_clock_step_seconds", moment.step_ms / 1000.0)
+        yield metric("holdfast_clock_ahead_seconds", moment.ahead_s)
+        yield metric("holdfast_assigned_version", pipeline.sequence.assigned)
+        yield metric("holdfast_durable_version", release.durable_version)
         lag = persist.durable_slot - persist.head.slot
-        yield gauge("holdfast_watermark_lag_slots", max(0, lag))
-        yield gauge("holdfast_window_bytes", resolve.recent.bytes_used())
-        yield gauge("holdfast_window_seconds", resolve.window_ms(now().boot_ms) / 1000)
-        yield gauge("holdfast_window_floor_version", resolve.floor)
+        yield metric("holdfast_watermark_lag_slots", max(0, lag))
+        yield metric("holdfast_window_bytes", resolve.recent.bytes_used())
+        yield metric("holdfast_window_seconds", resolve.window_ms(now().boot_ms) / 1000)
+        yield metric("holdfast_window_floor_version", resolve.floor)
         damage = {met_by: service.damage.times[met_by] for met_by in ("stream", "status", "view", "scrub", FOUNDATIONS)}
-        yield by_label("holdfast_log_damage", damage)
-        yield gauge("holdfast_log_damaged_places", service.damage.places)
+        yield metric("holdfast_log_damage", damage)
+        yield metric("holdfast_log_damaged_places", service.damage.places)
         if self.scrub is not None:
-            yield counter("holdfast_scrub_objects", self.scrub.objects)
-            yield counter("holdfast_scrub_bytes", self.scrub.bytes)
-            yield counter("holdfast_scrub_passes", self.scrub.passes)
-        yield gauge("holdfast_epoch", service.claim.epoch)
+            yield metric("holdfast_scrub_objects", self.scrub.objects)
+            yield metric("holdfast_scrub_bytes", self.scrub.bytes)
+            yield metric("holdfast_scrub_passes", self.scrub.passes)
+        yield metric("holdfast_epoch", service.claim.epoch)
 
     def _view(self, service: CommitService) -> Iterator[Metric]:
         view = self.view
         if view is None or not view.enabled:
             return
-        yield gauge("holdfast_view_version", view.version)
-        yield counter("holdfast_view_retries", view.counts.retries)
-        yield counter("holdfast_view_interruptions", view.counts.interruptions)
+        yield metric("holdfast_view_version", view.version)
+        yield metric("holdfast_view_retries", view.counts.retries)
+        yield metric("holdfast_view_interruptions", view.counts.interruptions)
         base, before = service.claim.last_version, service.claim.prev_version
         lag = view_lag(service.pipeline.release.durable_version, view.version, base=base, before=before)
-        yield gauge("holdfast_view_lag_versions", lag)
+        yield metric("holdfast_view_lag_versions", lag)
 
     def _retention(self, service: CommitService) -> Iterator[Metric]:
         truncator = None if self.retention is None else self.retention.truncator
         if truncator is None:
             return
         state = truncator.state
-        yield gauge("holdfast_truncated_version", service.durable_header().truncated_through)
-        yield gauge("holdfast_retention_waits", int(state.warning is not None))
-        yield counter("holdfast_retention_deleted_objects", state.swept.objects)
-        yield counter("holdfast_retention_deleted_bytes", state.swept.bytes)
+        yield metric("holdfast_truncated_version", service.durable_header().truncated_through)
+        yield metric("holdfast_retention_waits", int(state.warning is not None))
+        yield metric("holdfast_retention_deleted_objects", state.swept.objects)
+        yield metric("holdfast_retention_deleted_bytes", state.swept.bytes)
         for unit in ("seconds", "bytes"):
             held = {name: getattr(kept, unit) for name, kept in sorted(state.kept.items())}
-            yield by_label(f"holdfast_retention_held_{unit}", held)
+            yield metric(f"holdfast_retention_held_{unit}", held)
 
     def _store(self, store: StoreMetrics) -> Iterator[Metric]:
-        requests = labelled("holdfast_store_requests")
-        plain = {name: labelled(f"holdfast_store_{name}") for name in _OF_A_STORE}
-        seconds = histogram("holdfast_store_seconds")
-        bounds = [bound / 1000 for bound in STORE_BOUNDS_MS]
-        for kind, counts in store.kinds().items():
-            for outcome, count in sorted(counts.outcomes.items()):
-                requests.add_metric([kind, outcome], count)
-            for name, family in plain.items():
-                family.add_metric([kind], getattr(counts, _OF_A_STORE[name]))
-            seconds.add_metric([kind], cumulative_buckets(bounds, counts.latency_buckets), counts.latency_ms_sum / 1000)
-        yield from (requests, *plain.values(), seconds)
-        yield gauge("holdfast_store_healthy", int(store.is_healthy))
+        kinds = store.kinds()
+        outcomes = {
+            (kind, outcome): count
+            for kind, counts in kinds.items()
+            for outcome, count in sorted(counts.outcomes.items())
+        }
+        yield metric("holdfast_store_requests", outcomes)
+        for name, of_counts in _OF_A_STORE.items():
+            yield metric(f"holdfast_store_{name}", {kind: getattr(each, of_counts) for kind, each in kinds.items()})
+        latencies = {kind: (each.latency_buckets, each.latency_ms_sum / 1000) for kind, each in kinds.items()}
+        yield histogram("holdfast_store_seconds", [bound / 1000 for bound in STORE_BOUNDS_MS], latencies)
+        yield metric("holdfast_store_healthy", int(store.is_healthy))
 
 
 _OF_A_STORE: Final = {
@@ -283,10 +275,11 @@ _OF_A_STORE: Final = {
 """Metrics of the object store, and the counts that they show."""
 
 
-def _buckets(latency: LatencyBuckets) -> tuple[list[tuple[str, float]], float]:
-    """Of a histogram in seconds: its buckets and its sum."""
-    bounds = [bound / 1000 for bound in LATENCY_BOUNDS_MS]
-    return cumulative_buckets(bounds, latency.counts), latency.sum_ms / 1000
+_BOUNDS_SECONDS: Final = [bound / 1000 for bound in LATENCY_BOUNDS_MS]
+
+
+def _in_seconds(latency: LatencyBuckets) -> tuple[Sequence[int], float]:
+    return latency.counts, latency.sum_ms / 1000
 
 
 def _resident_bytes() -> int:

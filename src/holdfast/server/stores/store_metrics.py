@@ -11,7 +11,7 @@ from typing import Final
 
 from prometheus_client.metrics_core import Metric
 
-from holdfast.server.metric_catalogue import counter, cumulative_buckets, gauge, histogram, labelled
+from holdfast.server.metric_catalogue import histogram, metric
 from holdfast.server.stores.figures import LATENCY_BOUNDS_SECONDS, figures_of
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.stores.machine.store import Store
@@ -23,10 +23,10 @@ DURABLES_MAX: Final = 2_000
 def store_metrics(host: StoreHost) -> Iterator[Metric]:
     """All families, in a fixed order."""
     opened = host.current
-    yield gauge("holdfast_message_stores_open", 0 if opened is None or host.suspended else 1)
+    yield metric("holdfast_message_stores_open", 0 if opened is None or host.suspended else 1)
     if opened is None:
         return
-    yield gauge("holdfast_message_store_sockets", len(host.sockets))
+    yield metric("holdfast_message_store_sockets", len(host.sockets))
     yield from _cluster(host, opened)
     yield from _stores(opened)
     yield from _durables(opened)
@@ -62,44 +62,31 @@ _OF_A_DURABLE: Final = (
 def _stores(opened: OpenStores) -> Iterator[Metric]:
     stores = list(opened.state.defined_stores())
     for name, value in _OF_A_STORE:
-        family = labelled(f"holdfast_message_store_{name}")
-        for store in stores:
-            family.add_metric([store.name], value(store))
-        yield family
+        yield metric(f"holdfast_message_store_{name}", {store.name: value(store) for store in stores})
     yield from _swapped(opened)
     yield from _publishes(opened)
 
 
 def _swapped(opened: OpenStores) -> Iterator[Metric]:
-    messages = labelled("holdfast_message_store_swapped_messages")
-    size = labelled("holdfast_message_store_swapped_bytes")
-    for name in opened.state.definition.volatile_stores:
-        count, count_bytes = opened.service.swapped(name)
-        messages.add_metric([name], count)
-        size.add_metric([name], count_bytes)
-    yield from (messages, size)
+    swapped = {name: opened.service.swapped(name) for name in opened.state.definition.volatile_stores}
+    yield metric("holdfast_message_store_swapped_messages", {name: count for name, (count, _) in swapped.items()})
+    yield metric("holdfast_message_store_swapped_bytes", {name: size for name, (_, size) in swapped.items()})
 
 
 def _unreadable(opened: OpenStores) -> Metric:
     """Only of durables that met such a message: a line is an alarm."""
-    family = labelled("holdfast_durable_unreadable")
-    for (store, durable), count in opened.deliveries.unreadable.items():
-        if store in opened.state.definition.stores and durable in opened.state.stores[store].durables:
-            family.add_metric([store, durable], count)
-    return family
+    stores, defined = opened.state.stores, opened.state.definition.stores
+    counts = opened.deliveries.unreadable.items()
+    there = {place: count for place, count in counts if place[0] in defined and place[1] in stores[place[0]].durables}
+    return metric("holdfast_durable_unreadable", there)
 
 
 def _publishes(opened: OpenStores) -> Iterator[Metric]:
-    waits = histogram("holdfast_message_store_publish_seconds")
-    confirmed = labelled("holdfast_message_store_confirmed")
-    refused = labelled("holdfast_message_store_publishes_refused")
-    for name, latency in opened.operations.latencies.items():
-        if name not in opened.state.stores:
-            continue
-        waits.add_metric([name], cumulative_buckets(LATENCY_BOUNDS_SECONDS, latency.counts), latency.seconds)
-        confirmed.add_metric([name], latency.messages)
-        refused.add_metric([name], latency.refused)
-    yield from (waits, confirmed, refused)
+    latencies = {name: each for name, each in opened.operations.latencies.items() if name in opened.state.stores}
+    waits = {name: (each.counts, each.seconds) for name, each in latencies.items()}
+    yield histogram("holdfast_message_store_publish_seconds", LATENCY_BOUNDS_SECONDS, waits)
+    yield metric("holdfast_message_store_confirmed", {name: each.messages for name, each in latencies.items()})
+    yield metric("holdfast_message_store_publishes_refused", {name: each.refused for name, each in latencies.items()})
 
 
 def _cluster(host: StoreHost, opened: OpenStores) -> Iterator[Metric]:
@@ -123,26 +110,19 @@ def _cluster(host: StoreHost, opened: OpenStores) -> Iterator[Metric]:
         "kept_back_bytes": opened.service.kept_back_bytes,
     }
     for name, value in gauges.items():
-        yield gauge(f"holdfast_message_stores_{name}", value)
-    yield counter("holdfast_message_stores_written_bytes", opened.service.written_bytes)
+        yield metric(f"holdfast_message_stores_{name}", value)
+    yield metric("holdfast_message_stores_written_bytes", opened.service.written_bytes)
 
 
 def _durables(opened: OpenStores) -> Iterator[Metric]:
-    families = [(labelled(f"holdfast_durable_{name}"), name) for name in _OF_A_DURABLE]
-    expired = labelled("holdfast_durable_expired")
-    shown = left_out = 0
-    for store in opened.state.defined_stores():
-        for name in sorted(store.durables):
-            if shown == DURABLES_MAX:
-                left_out += 1
-                continue
-            shown += 1
-            figures = figures_of(store.durables[name])
-            for family, of_figures in families:
-                family.add_metric([store.name, name], getattr(figures, of_figures))
-            for cause, count in sorted(figures.expired.items()):
-                expired.add_metric([store.name, name, cause], count)
-    yield from (family for family, _ in families)
-    yield expired
+    stores = opened.state.defined_stores()
+    durables = [(store.name, name, store.durables[name]) for store in stores for name in sorted(store.durables)]
+    figures = {(store, name): figures_of(durable) for store, name, durable in durables[:DURABLES_MAX]}
+    for name in _OF_A_DURABLE:
+        yield metric(f"holdfast_durable_{name}", {place: getattr(each, name) for place, each in figures.items()})
+    expired = {
+        (*place, cause): count for place, each in figures.items() for cause, count in sorted(each.expired.items())
+    }
+    yield metric("holdfast_durable_expired", expired)
     yield _unreadable(opened)
-    yield gauge("holdfast_durables_without_metrics", left_out)
+    yield metric("holdfast_durables_without_metrics", max(0, len(durables) - DURABLES_MAX))
