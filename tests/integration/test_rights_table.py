@@ -292,7 +292,7 @@ def is_unchanged(here: Application, *, users: bool) -> bool:
     defined = here.opened.state.definition
     orders = defined.stores.get("orders")
     whole = orders is not None and {"work", "map"} <= orders.durables.keys() and "jobs" in orders.templates
-    whole = whole and here.opened.definitions.find("orders", DYNAMIC) is not None
+    whole = whole and DYNAMIC in here.opened.state.store("orders").durables
     return whole and not here.host.suspended and defined.permissions.enabled is users
 
 

@@ -39,6 +39,8 @@ from holdfast.wire.stores import AcknowledgePart, MapPart, PublishPart
 MESSAGES_MAX: Final = 10_000
 BYTES_MAX: Final = 16 << 20
 NAMES: Final = (ACKNOWLEDGE, MAPS, PUBLISHES)
+_OF: Final = {Acknowledge: "durable", MapChange: "map", Publish: "publisher"}
+"""What a part is of, in the order of ``NAMES``."""
 _TYPES: Final = (AcknowledgePart, MapPart, PublishPart)
 _DECODERS: Final[dict[WireFormat, tuple[Any, ...]]] = {
     "json": tuple(msgspec.json.Decoder(list[each]) for each in _TYPES),  # type: ignore[valid-type]
@@ -144,22 +146,18 @@ def _commands(opened: OpenStores, sent: _Sent) -> Iterator[CommitPart]:
 
 
 def _require_distinct(parts: list[CommitPart]) -> None:
-    seen: set[tuple[str, str, str]] = set()
+    places: set[tuple[str, str, str]] = set()
     for part in parts:
-        if isinstance(part, Acknowledge):
-            what = "durable", part.store, part.durable
-        elif isinstance(part, MapChange):
-            what = "map", part.store, part.map
-        else:
-            what = "publisher", part.store, part.publisher
-        if what in seen:
+        of = _OF[type(part)]
+        place = of, part.store, getattr(part, of)
+        if place in places:
             raise InvalidRequest(
                 "two parts of a commit are of the same durable, map or publisher: make one of them",
                 code=Code.DUPLICATE_PART,
-                store=what[1],
-                facts={what[0]: what[2]},
+                store=part.store,
+                facts={of: place[2]},
             )
-        seen.add(what)
+        places.add(place)
 
 
 def _require_limits(parts: list[CommitPart]) -> None:
@@ -214,16 +212,15 @@ class StoresOfCommits:
 
     def results_of(self, record: bytes) -> bytes:
         """See ``StoresOfLog``."""
-        found = decode_frame(record, 0)
-        assert isinstance(found, Record) and isinstance(found.result, PartsCommitted), "it is the record of parts"
-        return _encode(found.result.results)
+        frame = decode_frame(record, 0)
+        assert isinstance(frame, Record) and isinstance(frame.result, PartsCommitted), "it is the record of parts"
+        return _encode(frame.result.results)
 
 
 def _refusal(command: CommitParts, position: int, error: HoldfastError) -> StoreRefusal:
     kind = type(command.parts[position])
     index = sum(type(part) is kind for part in command.parts[:position])
-    name = {Acknowledge: "acknowledge", MapChange: "maps", Publish: "publish"}[kind]
-    return StoreRefusal(name, index, str(error.code), error.statement())
+    return StoreRefusal(NAMES[list(_OF).index(kind)], index, str(error.code), error.statement())
 
 
 class WatchedStores:

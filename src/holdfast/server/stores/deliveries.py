@@ -17,7 +17,6 @@ import asyncio
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Final
 
 import structlog
@@ -40,7 +39,6 @@ from holdfast.server.stores.subscribers import (
 )
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.leases import Holder, Lease
-from holdfast.stores.machine.state import State
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import (
     Acknowledge,
@@ -68,97 +66,6 @@ STOPPING: Final = "stopping"
 Joined = Callable[[Attached | HoldfastError], None]
 
 
-class DeliveryState:
-    """What the turn among subscribers needs to know of the state."""
-
-    __slots__ = ("_state", "ready", "ready_for")
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self.ready = state.ready
-        self.ready_for = state.ready_for
-
-    def consumption(self, store: str, durable: str) -> Consumption | None:
-        """A durable that delivers messages; None where there is none, or it has last values."""
-        stores = self._state.stores
-        consumption = stores[store].durables.get(durable) if store in stores else None
-        return consumption if isinstance(consumption, Consumption) else None
-
-    def _holding(self, store: str, durable: str, subscriber: str) -> Holder | None:
-        consumption = self.consumption(store, durable)
-        return None if consumption is None else consumption.leases.of.get(subscriber)
-
-    def waiting(self, store: str, durable: str) -> tuple[int, int]:
-        """About how many messages no subscriber holds, and the bytes of one on average. O(1)."""
-        consumption = self.consumption(store, durable)
-        if consumption is not None:
-            return consumption.pending - consumption.leases.held, consumption.pending_bytes // (
-                consumption.pending or 1
-            )
-        return (1, 0) if store in self._state.stores else (0, 0)
-
-    def size(self, store: str, first: int, last: int) -> int:
-        """The bytes of these messages together."""
-        kept = self._state.stores.get(store)
-        return 0 if kept is None else kept.counts.size(first, last)
-
-    def still_held(self, store: str, durable: str, subscriber: str, piece: Iterable[Run]) -> tuple[list[Run], int]:
-        """What a subscriber holds of runs that were delivered to it, and not again since; and when the first of it
-        lapses, 0 for never. Of a last value nothing is held back: the newest is sent in any case."""
-        if self.consumption(store, durable) is None:
-            return list(piece) if store in self._state.stores else [], 0
-        holding = self._holding(store, durable, subscriber)
-        runs = holding.runs if holding is not None else []
-        held: list[Run] = []
-        lapses_ms = _HIGH
-        for first, last, deliveries in piece:
-            for index in range(max(0, bisect_left(runs, (first,)) - 1), len(runs)):
-                low, high, count, deadline_ms = runs[index]
-                if low > last:
-                    break
-                if high >= first and count == abs(deliveries):
-                    held.append((max(first, low), min(last, high), deliveries))
-                    lapses_ms = min(lapses_ms, deadline_ms or _HIGH)
-        return held, 0 if lapses_ms == _HIGH else lapses_ms
-
-    def with_replayed(self, store: str, durable: str, messages: list[Delivery]) -> list[Delivery]:
-        """The messages. Those that are delivered because the durable was rewound are marked, also as redelivered: an
-        application may have received them."""
-        consumption = self.consumption(store, durable)
-        if consumption is None or not consumption.replayed:
-            return messages
-        return [
-            replace(one, replayed=True, redelivered=True) if one.seq in consumption.replayed else one
-            for one in messages
-        ]
-
-    def came_before(self, store: str, durable: str, runs: list[Run]) -> list[Run]:
-        """Those of these runs that a subscriber may have had: redelivered ones, and all after a rewind."""
-        consumption = self.consumption(store, durable)
-        is_rewound = consumption is not None and bool(consumption.replayed)
-        return [run for run in runs if is_rewound or run[2] != 1]
-
-    def held_of(self, store: str, durable: str, subscriber: str, first: int, last: int) -> list[tuple[int, int]]:
-        """What the subscriber holds of ``first..last``."""
-        holding = self._holding(store, durable, subscriber)
-        return [] if holding is None else holding.held_of(first, last)
-
-    def leases(self, store: str, durable: str, subscriber: str) -> list[Lease]:
-        """What the subscriber holds. Not a copy."""
-        holding = self._holding(store, durable, subscriber)
-        return [] if holding is None else holding.runs
-
-    def lapses_ms(self, store: str, durable: str) -> int | None:
-        """When the next held message of the durable lapses. O(1)."""
-        consumption = self.consumption(store, durable)
-        return None if consumption is None else consumption.leases.next_ms()
-
-    def holder_against(self, store: str, durable: str, subscriber: str) -> str | None:
-        """The other subscriber that has a standard durable, None if it is free for this one."""
-        consumption = self.consumption(store, durable)
-        return None if consumption is None else consumption.holder_against(subscriber)
-
-
 class _DurableSubscribers:
     """The connected subscribers of one durable in the order they came, and those that wait for messages."""
 
@@ -173,10 +80,10 @@ class _DurableSubscribers:
 class Deliveries:
     """Every connected subscriber of one service."""
 
-    def __init__(self, service: StoreService, state: DeliveryState, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, service: StoreService, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._service = service
-        self.state = state
+        self._state = service.state
         self._groups: dict[DurableName, _DurableSubscribers] = {}
         self.unreadable: dict[DurableName, int] = {}
         """Deliveries that ended at an unreadable message."""
@@ -204,7 +111,7 @@ class Deliveries:
         """
         store, durable = subscriber.store, subscriber.durable
         self._admit(store, durable)
-        if wait_seconds > 0 and not attach.take_over and self.state.holder_against(store, durable, subscriber.name):
+        if wait_seconds > 0 and not attach.take_over and self._holder_against(store, durable, subscriber.name):
 
             def ask() -> None:
                 try:
@@ -226,15 +133,15 @@ class Deliveries:
         first = self.newcomers.first((store, durable))
         if first is None:
             return
-        consumption = self.state.consumption(store, durable)
+        consumption = self._consumption(store, durable)
         if consumption is None or not consumption.exclusive:
             self.newcomers.dismiss((store, durable))
-        elif self.state.holder_against(store, durable, first.name) is None:
+        elif self._holder_against(store, durable, first.name) is None:
             self.newcomers.hurry(first)
 
     def contended(self, now_ms: int) -> list[DurableName]:
         """The durables that a newcomer waits for, and whose holder is about to let messages lapse."""
-        due = ((durable, self.state.lapses_ms(*durable)) for durable in self.newcomers.durables())
+        due = ((durable, self._lapses_ms(*durable)) for durable in self.newcomers.durables())
         return [durable for durable, lapses_ms in due if lapses_ms is not None and lapses_ms <= now_ms]
 
     def _attach(self, subscriber: Subscriber, attach: Attach, done: Joined) -> None:
@@ -243,9 +150,9 @@ class Deliveries:
         Until it is durable an older session of the same name may leave; nothing is detached for it, because the state
         machine has the newer one already.
         """
-        name = (subscriber.store, subscriber.durable, subscriber.name)
+        name = subscriber.place
         self._attaching[name] = subscriber
-        holder = self.state.holder_against(*name) if attach.take_over else None
+        holder = self._holder_against(*name) if attach.take_over else None
         for older_name in (subscriber.name, holder):
             older = self.find(subscriber.store, subscriber.durable, older_name) if older_name is not None else None
             if older is not None:
@@ -280,7 +187,7 @@ class Deliveries:
 
         self._service.submit_nowait(attach, attached)
         # What leaves before the answer is withdrawn after it, with its credit: the subscriber begins with it.
-        subscriber.kept = [(first, last) for first, last, *_ in self.state.leases(*subscriber.place)]
+        subscriber.kept = [(first, last) for first, last, *_ in self._leases(*subscriber.place)]
 
     def _join(self, subscriber: Subscriber) -> None:
         self._groups.setdefault((subscriber.store, subscriber.durable), _DurableSubscribers()).by_name[
@@ -295,7 +202,7 @@ class Deliveries:
         """
         absent = Poller(self, store, durable, name, timeout_seconds=timeout_seconds, keeps=polls)
         absent.seen_seconds = self.loop.time()
-        for first, last, *_ in self.state.leases(store, durable, name):
+        for first, last, *_ in self._leases(store, durable, name):
             absent.sent.add(first, last)  # as far as is known
         self._join(absent)
 
@@ -312,7 +219,7 @@ class Deliveries:
         self._remove(subscriber)
         if cause == STOPPING:
             return
-        consumption = self.state.consumption(subscriber.store, subscriber.durable)
+        consumption = self._consumption(subscriber.store, subscriber.durable)
         if consumption is None or not consumption.exclusive or cause != DISCONNECTED:
             self._detach(subscriber, cause)
         elif subscriber.place not in self._attaching:
@@ -320,11 +227,10 @@ class Deliveries:
             self.expect(*subscriber.place, consumption.definition.subscriber_timeout_ms / 1000, polls=False)
 
     def _detach(self, subscriber: Subscriber, cause: str) -> None:
-        if (subscriber.store, subscriber.durable, subscriber.name) in self._attaching:
+        if subscriber.place in self._attaching:
             return
         self._report(subscriber)
-        detach = Detach(0, subscriber.store, subscriber.durable, subscriber.name, cause)
-        self._service.submit_nowait(detach)
+        self._service.submit_nowait(Detach(0, *subscriber.place, cause))
         self._admit(subscriber.store, subscriber.durable)
 
     def displace(self, store: str, durable: str, name: str, cause: str) -> None:
@@ -407,7 +313,7 @@ class Deliveries:
         unsent = SequenceSet(sorted(what.ranges))
         for first, last in sent:
             unsent.remove(first, last)
-        consumption = self.state.consumption(what.store, what.durable)
+        consumption = self._consumption(what.store, what.durable)
         is_key_ordered = consumption is not None and consumption.definition.key_ordered
         if unsent and what.cause in REMOVED_CAUSES and is_key_ordered:
             # Nobody works on these: others may have the next messages of their keys at once.
@@ -436,6 +342,88 @@ class Deliveries:
         for subscriber in self.connected(store, name):
             subscriber.changed(changes)
 
+    # What the state has
+
+    def _consumption(self, store: str, durable: str) -> Consumption | None:
+        """A durable that delivers messages; None where there is none, or it has last values."""
+        stores = self._state.stores
+        consumption = stores[store].durables.get(durable) if store in stores else None
+        return consumption if isinstance(consumption, Consumption) else None
+
+    def _holding(self, store: str, durable: str, subscriber: str) -> Holder | None:
+        consumption = self._consumption(store, durable)
+        return None if consumption is None else consumption.leases.of.get(subscriber)
+
+    def _held_by(self, subscriber: Subscriber) -> Held:
+        def held_of(first: int, last: int) -> list[tuple[int, int]]:
+            holding = self._holding(*subscriber.place)
+            return [] if holding is None else holding.held_of(first, last)
+
+        return held_of
+
+    def _leases(self, store: str, durable: str, subscriber: str) -> list[Lease]:
+        """What the subscriber holds. Not a copy."""
+        holding = self._holding(store, durable, subscriber)
+        return [] if holding is None else holding.runs
+
+    def _lapses_ms(self, store: str, durable: str) -> int | None:
+        """When the next held message of the durable lapses. O(1)."""
+        consumption = self._consumption(store, durable)
+        return None if consumption is None else consumption.leases.next_ms()
+
+    def _holder_against(self, store: str, durable: str, subscriber: str) -> str | None:
+        """The other subscriber that has a standard durable, None if it is free for this one."""
+        consumption = self._consumption(store, durable)
+        return None if consumption is None else consumption.holder_against(subscriber)
+
+    def _waiting(self, store: str, durable: str) -> tuple[int, int]:
+        """About how many messages no subscriber holds, and the bytes of one on average. O(1)."""
+        consumption = self._consumption(store, durable)
+        if consumption is None:
+            return (1, 0) if store in self._state.stores else (0, 0)
+        pending = consumption.pending
+        return pending - consumption.leases.held, consumption.pending_bytes // (pending or 1)
+
+    def _size(self, store: str, first: int, last: int) -> int:
+        """The bytes of these messages together."""
+        kept = self._state.stores.get(store)
+        return 0 if kept is None else kept.counts.size(first, last)
+
+    def _still_held(self, place: tuple[str, str, str], piece: list[Run]) -> tuple[list[Run], int]:
+        """What a subscriber holds of runs that were delivered to it, and not again since; and when the first of it
+        lapses, 0 for never. Of a last value nothing is held back: the newest is sent in any case."""
+        if self._consumption(*place[:2]) is None:
+            return piece if place[0] in self._state.stores else [], 0
+        runs = self._leases(*place)
+        held: list[Run] = []
+        lapses_ms = _HIGH
+        for first, last, deliveries in piece:
+            for index in range(max(0, bisect_left(runs, (first,)) - 1), len(runs)):
+                low, high, count, deadline_ms = runs[index]
+                if low > last:
+                    break
+                if high >= first and count == abs(deliveries):
+                    held.append((max(first, low), min(last, high), deliveries))
+                    lapses_ms = min(lapses_ms, deadline_ms or _HIGH)
+        return held, 0 if lapses_ms == _HIGH else lapses_ms
+
+    def with_replayed(self, store: str, durable: str, messages: list[Delivery]) -> list[Delivery]:
+        """The messages. Those that are delivered because the durable was rewound are marked, also as redelivered: an
+        application may have received them."""
+        consumption = self._consumption(store, durable)
+        if consumption is None or not consumption.replayed:
+            return messages
+        return [
+            replace(one, replayed=True, redelivered=True) if one.seq in consumption.replayed else one
+            for one in messages
+        ]
+
+    def _came_before(self, store: str, durable: str, runs: list[Run]) -> list[Run]:
+        """Those of these runs that a subscriber may have had: redelivered ones, and all after a rewind."""
+        consumption = self._consumption(store, durable)
+        is_rewound = consumption is not None and bool(consumption.replayed)
+        return [run for run in runs if is_rewound or run[2] != 1]
+
     # Reports of what was started
 
     def started(self, subscriber: Subscriber, ranges: Sequence[tuple[int, int]]) -> None:
@@ -450,23 +438,19 @@ class Deliveries:
         if started or is_first:  # also an empty first report: without it the oldest message would count
             self._reporting[subscriber] = None
 
-    def _held_by(self, subscriber: Subscriber) -> Held:
-        return partial(self.state.held_of, subscriber.store, subscriber.durable, subscriber.name)
-
     def _report(self, subscriber: Subscriber, until_ms: int = _HIGH) -> None:
         """Report started messages to the state machine, because they are about to come back.
 
         Of a subscriber that does not report any, report those that were never sent to it and lapse by ``until_ms``.
         """
         if subscriber.started is None:
-            unsent = subscriber.unsent_of(self.state.leases(*subscriber.place), until_ms)
+            unsent = subscriber.unsent_of(self._leases(*subscriber.place), until_ms)
             if unsent:
                 self._service.submit_nowait(Acknowledge(0, *subscriber.place, ack=[], unsent=unsent))
             return
         started = subscriber.started.take(self._held_by(subscriber))
         self._reporting.pop(subscriber, None)
-        report = Acknowledge(0, subscriber.store, subscriber.durable, subscriber.name, started=started)
-        self._service.submit_nowait(report)
+        self._service.submit_nowait(Acknowledge(0, *subscriber.place, started=started))
 
     def before_extension(self, subscriber: Subscriber) -> None:
         """The state machine hears of what was started before, so that it does not shorten a later extension."""
@@ -477,7 +461,7 @@ class Deliveries:
         """Messages that subscribers hold are about to come back because their time is over. For what the application
         was handed it begins with that, so it is reported to the state machine first."""
         for subscriber in list(self._reporting):
-            lapses_ms = self.state.lapses_ms(subscriber.store, subscriber.durable)
+            lapses_ms = self._lapses_ms(subscriber.store, subscriber.durable)
             if subscriber.gone or (subscriber.started is None and not subscriber.awaits_messages):
                 self._reporting.pop(subscriber, None)
             elif lapses_ms is not None and lapses_ms <= now_ms:
@@ -496,7 +480,7 @@ class Deliveries:
 
     def _serve(self, store: str, durable: str, group: _DurableSubscribers) -> None:
         """Give a portion to each subscriber that wants one, in turn, while there is something to give."""
-        wanting, state = group.wanting, self.state
+        wanting, state = group.wanting, self._state
         for left in range(len(wanting), 0, -1):
             if not state.ready(store, durable):
                 return
@@ -506,7 +490,7 @@ class Deliveries:
             if subscriber.gone or not subscriber.takes_more() or self.attaching(store, durable, subscriber.name):
                 continue
             if state.ready_for(store, durable, subscriber.name):
-                waiting, size = state.waiting(store, durable)
+                waiting, size = self._waiting(store, durable)
                 share = min(SHARE_MAX, -(-waiting // left), PORTION_BYTES // max(size, 1))
                 self._ask_for(subscriber, min(subscriber.room, max(1, share)))
             self._wants(group, subscriber)
@@ -537,7 +521,7 @@ class Deliveries:
             assert isinstance(result, Delivered), "Deliver answers Delivered"
             self._give(subscriber, count, result)
 
-        self._service.submit_nowait(Deliver(0, subscriber.store, subscriber.durable, subscriber.name, count), delivered)
+        self._service.submit_nowait(Deliver(0, *subscriber.place, count), delivered)
 
     def _give(self, subscriber: Subscriber, asked: int, result: Delivered) -> None:
         if subscriber.gone:
@@ -545,7 +529,7 @@ class Deliveries:
         subscriber.room += asked - _count(result.runs)
         if result.runs:
             marked = subscriber.sent if subscriber.started is None else subscriber.started
-            if marked and (again := self.state.came_before(subscriber.store, subscriber.durable, result.runs)):
+            if marked and (again := self._came_before(subscriber.store, subscriber.durable, result.runs)):
                 for first, last, _ in again:  # it has to be sent and started again
                     marked.remove(first, last)
             subscriber.unread.extend(result.runs)
@@ -558,10 +542,9 @@ class Deliveries:
     def _hand_over(self, subscriber: Subscriber) -> None:
         """Read and write what is held still. What is not is withdrawn, now or soon, or was settled by the subscriber:
         that gives the room back."""
-        name = subscriber.store, subscriber.durable, subscriber.name
         while subscriber.unread and subscriber.takes and not subscriber.gone:
             piece = self._piece(subscriber)
-            held, lapses_ms = self.state.still_held(*name, piece)
+            held, lapses_ms = self._still_held(subscriber.place, piece)
             if held != piece:
                 subscriber.leave_out(piece, held)
             buffer_ms = max(1, lapses_ms - self._service.now_ms()) if lapses_ms else 0
@@ -586,9 +569,9 @@ class Deliveries:
                 subscriber.room += _count(piece) - len(messages)  # a last value that was replaced
             if messages:
                 subscriber.delivered_ms = wall_ms()
-                messages = self.state.with_replayed(subscriber.store, subscriber.durable, messages)
-            subscriber.note_sent(held, self.state.leases(*name))
-            consumption = self.state.consumption(subscriber.store, subscriber.durable)
+                messages = self.with_replayed(subscriber.store, subscriber.durable, messages)
+            subscriber.note_sent(held, self._leases(*subscriber.place))
+            consumption = self._consumption(subscriber.store, subscriber.durable)
             ack_wait_ms = 0 if consumption is None else consumption.definition.ack_wait_ms
             subscriber.give(Portion(messages, ack_wait_ms, buffer_ms))
 
@@ -600,10 +583,10 @@ class Deliveries:
         while unread and room > 0:
             first, last, deliveries = unread[0]
             end = min(last, first + room - 1)
-            size = self.state.size(store, first, end)
+            size = self._size(store, first, end)
             while size > left and end > first:
                 end = (first + end) // 2
-                size = self.state.size(store, first, end)
+                size = self._size(store, first, end)
             if size > left and piece:
                 break
             piece.append((first, end, deliveries))
@@ -645,7 +628,7 @@ class Deliveries:
         nack = [(message.seq, 0) for message in messages]
         nack += [(seq, 0) for first, last, _ in poller.unread for seq in range(first, last + 1)]
         poller.unread.clear()
-        self._service.submit_nowait(Acknowledge(0, poller.store, poller.durable, poller.name, nack=nack))
+        self._service.submit_nowait(Acknowledge(0, *poller.place, nack=nack))
 
     def seen(self, store: str, durable: str, name: str) -> None:
         """A subscriber that polls has shown that it lives."""
@@ -662,7 +645,7 @@ class Deliveries:
             if isinstance(subscriber, Poller)
             and not subscriber.takes
             and now - subscriber.seen_seconds > subscriber.timeout_seconds
-            and not (subscriber.keeps and subscriber.was_sent(self.state.leases(*subscriber.place)))
+            and not (subscriber.keeps and subscriber.was_sent(self._leases(*subscriber.place)))
         ]
         for subscriber in silent:
             self.leave(subscriber, "timeout")

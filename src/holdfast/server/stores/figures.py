@@ -21,7 +21,6 @@ from holdfast.stores.definitions.reader import STATISTICS
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.keyed import LastValue
 from holdfast.stores.durables.map import Map
-from holdfast.stores.machine.state import State
 from holdfast.stores.machine.store import Durable, Store
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.disk_limit import disk_use
@@ -114,89 +113,68 @@ _log = structlog.get_logger("holdfast.stores")
 class Statistics:
     """Writes statistics lines. Rates are those since the last line."""
 
-    __slots__ = ("_at_seconds", "_published", "_acknowledged", "_written")
-
     def __init__(self, now_seconds: float) -> None:
         self._at_seconds = now_seconds
-        self._published: dict[str, int] = {}
-        self._acknowledged: dict[tuple[str, str], int] = {}
-        self._written: int | None = None
+        self._counts: dict[tuple[str, ...], int] = {}
+        """At the last line: published messages by store, acknowledged ones by durable; ``()`` for written bytes."""
 
     def tell(self, service: StoreService, now_seconds: float) -> None:
         """Write the lines. Cost: O(durables + pages)."""
-        state, space = service.state, service.compaction.space()
-        seconds = max(now_seconds - self._at_seconds, 0.001)
-        self._at_seconds = now_seconds
-        written, before = service.written_bytes, self._written
-        self._written = written
+        seconds, self._at_seconds = max(now_seconds - self._at_seconds, 0.001), now_seconds
+        before, self._counts = self._counts, {}
+
+        def rate(count: int, *what: str) -> float:
+            self._counts[what] = count
+            return round((count - before[what]) / seconds, 1) if what in before else 0.0
+
+        space = service.compaction.space()
         _log.info(
             "disk_statistics",
             allocated_bytes=space.allocated,
             in_use_bytes=space.in_use,
             pages=space.pages,
             disk_used_bytes=disk_use(service.directory).used,
-            written_bytes=written,
-            written_per_second=_rate(written, before, seconds),
+            written_bytes=service.written_bytes,
+            written_per_second=rate(service.written_bytes),
         )
-        self._tell_stores(state, seconds)
-        self._tell_durables(state, seconds)
-
-    def _tell_stores(self, state: State, seconds: float) -> None:
-        published: dict[str, int] = {}
-        stores = list(state.defined_stores())
-        for index, store in enumerate(stores):
-            name = store.name
-            published[name] = store.counts.next_seq - 1
-            if index >= STORES_MAX:
-                continue
-            _log.info(
-                "store_statistics",
-                store=name,
-                messages=store.counts.live,
-                bytes=store.counts.live_bytes,
-                durables=len(store.durables),
-                publishers=len(store.publishers),
-                published_per_second=_rate(published[name], self._published.get(name), seconds),
-                unmatched=store.unmatched,
-            )
-        self._published = published
-        if len(stores) > STORES_MAX:
-            _log.info("store_statistics", stores_left_out=len(stores) - STORES_MAX)
-
-    def _tell_durables(self, state: State, seconds: float) -> None:
-        acknowledged: dict[tuple[str, str], int] = {}
-        busy: list[tuple[int, str, str]] = []
-        for store in state.defined_stores():
-            store_name = store.name
+        stores = list(service.state.defined_stores())
+        busy: list[tuple[int, str, str, float, DurableFigures]] = []
+        for number, store in enumerate(stores):
+            published = rate(store.counts.next_seq - 1, store.name)
+            if number < STORES_MAX:
+                _log.info(
+                    "store_statistics",
+                    store=store.name,
+                    messages=store.counts.live,
+                    bytes=store.counts.live_bytes,
+                    durables=len(store.durables),
+                    publishers=len(store.publishers),
+                    published_per_second=published,
+                    unmatched=store.unmatched,
+                )
             for name, durable in store.durables.items():
                 figures = figures_of(durable)
-                acknowledged[store_name, name] = figures.acknowledged
-                if figures.messages or figures.acknowledged != self._acknowledged.get((store_name, name), 0):
-                    busy.append((figures.backlog, store_name, name))
-        for _, store_name, name in heapq.nlargest(DURABLES_MAX, busy):
-            figures = figures_of(state.stores[store_name].durables[name])
+                acknowledged = rate(figures.acknowledged, store.name, name)
+                if figures.messages or figures.acknowledged != before.get((store.name, name), 0):
+                    busy.append((figures.backlog, store.name, name, acknowledged, figures))
+        if len(stores) > STORES_MAX:
+            _log.info("store_statistics", stores_left_out=len(stores) - STORES_MAX)
+        for backlog, store_name, name, acknowledged, figures in heapq.nlargest(DURABLES_MAX, busy):
             _log.info(
                 "durable_statistics",
                 store=store_name,
                 durable=name,
                 messages=figures.messages,
                 bytes=figures.bytes,
-                backlog=figures.backlog,
+                backlog=backlog,
                 unacknowledged=figures.unacknowledged,
                 subscribers=figures.subscribers,
-                acknowledged_per_second=_rate(
-                    figures.acknowledged, self._acknowledged.get((store_name, name)), seconds
-                ),
+                acknowledged_per_second=acknowledged,
                 redelivered=figures.redelivered,
                 expired=sum(figures.expired.values()),
             )
-        self._acknowledged = acknowledged
         if len(busy) > DURABLES_MAX:
             _log.info("durable_statistics", durables_left_out=len(busy) - DURABLES_MAX)
-
-
-def _rate(now: int, before: int | None, seconds: float) -> float:
-    return 0.0 if before is None else round((now - before) / seconds, 1)
 
 
 LATENCY_BOUNDS_SECONDS: Final = (
@@ -228,6 +206,7 @@ OVERHEAD_BYTES: Final = 64
 KIND: Final = "metrics"
 
 
+@dataclass(eq=False)
 class StatisticsFeed:
     """Publishes the numbers of ``/metrics`` of one open service into the store ``_statistics``.
 
@@ -238,22 +217,14 @@ class StatisticsFeed:
     ``every_seconds`` 0: none are published.
     """
 
-    def __init__(
-        self,
-        service: StoreService,
-        loop: asyncio.AbstractEventLoop,
-        samples: Callable[[], list[Sample]] | None,
-        every_seconds: float,
-    ) -> None:
-        self._service = service
-        self._state = service.state
-        self._loop = loop
-        self._samples = samples
-        self._every_seconds = every_seconds
-        self._timer: asyncio.TimerHandle | None = None
-        self._left_seconds = 0.0
-        """When a subscriber was attached last, or was about to be."""
-        self._refused: Code | None = None
+    _service: StoreService
+    _loop: asyncio.AbstractEventLoop
+    _samples: Callable[[], list[Sample]] | None
+    _every_seconds: float
+    _timer: asyncio.TimerHandle | None = None
+    _left_seconds: float = 0.0
+    """When a subscriber was attached last, or was about to be."""
+    _refused: Code | None = None
 
     def want(self, store: str) -> None:
         """A subscriber is about to attach to a durable of this store. Raises: NotFound where statistics are off."""
@@ -266,7 +237,7 @@ class StatisticsFeed:
                 store=store,
             )
         self._left_seconds = self._loop.time()
-        self._state.make_statistics(self._service.draw_id())
+        self._service.state.make_statistics(self._service.draw_id())
         if self._timer is None:
             self._timer = self._loop.call_later(self._every_seconds, self._tick)
 
@@ -278,13 +249,14 @@ class StatisticsFeed:
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(self._every_seconds, self._tick)
-        store = self._state.stores[STATISTICS]
+        state = self._service.state
+        store = state.stores[STATISTICS]
         if any(attached_names(durable) for durable in store.durables.values()):
             self._left_seconds = self._loop.time()
             self._publish(store)
         elif self._loop.time() - self._left_seconds > LINGER_SECONDS:
             self.close()
-            self._state.remove_statistics()
+            state.remove_statistics()
 
     def _publish(self, store: Store) -> None:
         assert self._samples is not None, "the store is made only where there are numbers"

@@ -32,11 +32,10 @@ from holdfast.server.gateway import OVERLOADED_RETRY_AFTER_MS, Gateway
 from holdfast.server.http.responses import NOT_LEADING_RETRY_MS, not_leading
 from holdfast.server.http.rights_table import PERMISSIONS, need_of
 from holdfast.server.stores.access import StoreAccess
-from holdfast.server.stores.deliveries import Deliveries, DeliveryState
+from holdfast.server.stores.deliveries import Deliveries
 from holdfast.server.stores.figures import Statistics, StatisticsFeed
 from holdfast.server.stores.operations import InForce, StoreOperations
 from holdfast.soundness import report_broken
-from holdfast.stores.definitions.permissions import Permissions
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.pending import SET_APART_MAX
 from holdfast.stores.service import StoreObserver, StoreService
@@ -46,6 +45,8 @@ from holdfast.wire.stores import Sample
 IN_FLIGHT_BYTES_MAX: Final = 256 * 1_048_576
 IN_FLIGHT_MAX: Final = 65_536
 SILENT_EVERY_SECONDS: Final = 1.0
+LINE_EVERY_SECONDS: Final = 10.0
+"""About the parked messages of one durable."""
 
 _log = structlog.get_logger("holdfast.stores")
 
@@ -74,8 +75,8 @@ class OpenStores:
         self.definitions = InForce(state)
         access = self.access = StoreAccess(gateway.authenticator, lambda: state.definition.permissions)
         gateway.knows_user = lambda authorization: access.user_of(authorization) is not None
-        self.deliveries = Deliveries(service, DeliveryState(state), gateway.loop)
-        self.operations = StoreOperations(service, state, self.deliveries, self.definitions)
+        self.deliveries = Deliveries(service, gateway.loop)
+        self.operations = StoreOperations(service, self.deliveries, self.definitions)
         self.statistics = StatisticsFeed(service, gateway.loop, samples, every_seconds)
 
 
@@ -95,7 +96,8 @@ class StoreHost(StoreObserver):
         self.gateway = gateway
         self.current: OpenStores | None = None
         """What is open, None while nothing is."""
-        self._parking = ParkingLog()
+        self._parked: dict[tuple[str, str], tuple[float, int]] = {}
+        """By durable: when the last line about its parked messages was written, and messages parked since."""
         self._in_flight = 0
         self._in_flight_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -103,10 +105,7 @@ class StoreHost(StoreObserver):
         self._closing: asyncio.Task[None] | None = None
         self.suspended = False
         self._place: OpenPlace | None = None
-        gateway.rights.also(self._permissions)
-
-    def _permissions(self) -> Permissions | None:
-        return None if self.current is None else self.current.state.definition.permissions
+        gateway.rights.also(lambda: None if self.current is None else self.current.state.definition.permissions)
 
     def opened(self, *, cluster: bool = False) -> OpenStores:
         """The open stores. ``cluster``: also while the cluster is suspended. Raises: Fenced, Unavailable."""
@@ -160,9 +159,9 @@ class StoreHost(StoreObserver):
     def _expect_attached(opened: OpenStores) -> None:
         """Subscribers attached before a restart have their timeout to return."""
         for store, durable, subscriber in opened.state.subscribers():
-            seconds = opened.definitions.durable(store, durable).subscriber_timeout_ms / 1000
-            kept = opened.state.stores[store].durables[durable]
-            polls = isinstance(kept, Consumption) and kept.leases.of[subscriber].polls
+            _, source = opened.state.find(store, durable)
+            seconds = source.definition.subscriber_timeout_ms / 1000
+            polls = isinstance(source, Consumption) and source.leases.of[subscriber].polls
             opened.deliveries.expect(store, durable, subscriber, seconds, polls=polls)
 
     def suspend(self) -> None:
@@ -269,7 +268,7 @@ class StoreHost(StoreObserver):
             deliveries = opened.deliveries
             deliveries.advise(effect.store, effect.durable, effect.subscriber, effect.kind, dict(effect.facts))
             if effect.kind == "messages_parked":
-                self._parking.note(effect.store, effect.durable, dict(effect.facts), self.gateway.loop.time())
+                self._tell_parked(effect.store, effect.durable, dict(effect.facts))
             if effect.kind == "durable_deleted":
                 gone = NotFound("the durable was deleted", store=effect.store, durable=effect.durable)
                 deliveries.dropped(effect.store, effect.durable, gone)
@@ -279,6 +278,37 @@ class StoreHost(StoreObserver):
             opened.deliveries.displace(effect.store, effect.durable, effect.subscriber, effect.cause)
         elif isinstance(effect, Changed):
             opened.deliveries.changed(effect.store, effect.map, effect.changes)
+
+    def _tell_parked(self, store: str, durable: str, facts: Mapping[str, object]) -> None:
+        """These messages were parked. ``facts`` are those of the advisory."""
+        now_seconds = self.gateway.loop.time()
+        written_seconds, since = self._parked.get((store, durable), (-LINE_EVERY_SECONDS, 0))
+        messages, parked = facts["messages"], facts["parked"]
+        assert isinstance(messages, int) and isinstance(parked, int), "the advisory counts messages"
+        since += messages
+        if now_seconds - written_seconds < LINE_EVERY_SECONDS:
+            self._parked[store, durable] = written_seconds, since
+            return
+        self._parked[store, durable] = now_seconds, 0
+        if parked >= SET_APART_MAX:
+            _log.error(
+                "delivery_stopped",
+                store=store,
+                durable=durable,
+                parked=parked,
+                parked_max=SET_APART_MAX,
+                hint="holdfast stores redeliver or purge makes room; until then nothing new is delivered",
+            )
+            return
+        _log.warning(
+            "messages_parked",
+            store=store,
+            durable=durable,
+            messages=since,
+            seq=facts["seq"],
+            parked=parked,
+            hint="holdfast stores redeliver puts them back; a dead_letter_store would take them",
+        )
 
     def fail(self, error: BaseException) -> None:
         """The stores can go on no more: the process is to end, at once where it is a bug."""
@@ -341,47 +371,6 @@ def _unnamed(error: BaseException) -> HoldfastError:
     if isinstance(error, sqlite3.OperationalError):
         return Unavailable("the stores' index cannot be read or written", code=Code.STORE_UNAVAILABLE, cause=str(error))
     return InternalError("the stores have failed", cause=f"{type(error).__name__}: {error}")
-
-
-LINE_EVERY_SECONDS: Final = 10.0
-
-
-class ParkingLog:
-    """Writes the lines. *Memory*: an item for each durable that parked messages."""
-
-    def __init__(self) -> None:
-        self._lines: dict[tuple[str, str], tuple[float, int]] = {}
-        """By durable: when its last line was written, and messages parked since."""
-
-    def note(self, store: str, durable: str, facts: Mapping[str, object], now_seconds: float) -> None:
-        """These messages were parked. ``facts`` are those of the advisory."""
-        written_seconds, since = self._lines.get((store, durable), (-LINE_EVERY_SECONDS, 0))
-        messages, parked = facts["messages"], facts["parked"]
-        assert isinstance(messages, int) and isinstance(parked, int), "the advisory counts messages"
-        since += messages
-        if now_seconds - written_seconds < LINE_EVERY_SECONDS:
-            self._lines[store, durable] = written_seconds, since
-            return
-        self._lines[store, durable] = now_seconds, 0
-        if parked >= SET_APART_MAX:
-            _log.error(
-                "delivery_stopped",
-                store=store,
-                durable=durable,
-                parked=parked,
-                parked_max=SET_APART_MAX,
-                hint="holdfast stores redeliver or purge makes room; until then nothing new is delivered",
-            )
-            return
-        _log.warning(
-            "messages_parked",
-            store=store,
-            durable=durable,
-            messages=since,
-            seq=facts["seq"],
-            parked=parked,
-            hint="holdfast stores redeliver puts them back; a dead_letter_store would take them",
-        )
 
 
 HINT: Final = "what was confirmed is in the directory that was open: put that one back at its path, then start again"

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Protocol
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
-from holdfast.stores.durables.map import Map
+from holdfast.stores.machine.map_commands import map_of
 from holdfast.stores.service import StoreService
 from holdfast.wire.stores import ChangesFrame, CurrentFrame, KeyChange
 
@@ -69,9 +69,7 @@ class WatchedMap:
 
     def page(self, after: str, count: int) -> list[tuple[str, int]]:
         """The first ``count`` watched keys above ``after``, with revisions. Raises: NotFound, InvalidRequest."""
-        source = self.service.state.store(self.store).durable(self.name)
-        if not isinstance(source, Map):
-            raise InvalidRequest("this durable is not a map", code=Code.TYPE_MISMATCH, durable=self.name)
+        source = map_of(self.service.state.store(self.store), self.name)
         first = self.key if self.key is not None else self.prefix
         keys: list[tuple[str, int]] = []
         if not after and first:
@@ -99,25 +97,21 @@ class WatchedMap:
         self.service.when_safe(self.store, done)
 
 
+@dataclass(slots=True, eq=False)
 class MapWatch:
     """The watch of one connection. ``begin`` once; ``changed`` and ``resumed`` until ``end``."""
 
-    __slots__ = (
-        "_after", "_bytes", "_ended", "_pending", "_reading", "_scheduled", "_soon", "_stage", "_watched", "_watcher",
-    )  # fmt: skip
-
-    def __init__(self, watched: WatchedMap, watcher: MapWatcher, soon: Callable[[Callable[[], None]], object]) -> None:
-        self._watched = watched
-        self._watcher = watcher
-        self._soon = soon
-        self._pending: dict[str, tuple[int, str]] = {}
-        self._bytes = 0
-        self._after = ""
-        self._stage = "pages"
-        """``pages`` are read, then all is ``sent``, then only changes follow (``live``)."""
-        self._reading = False
-        self._scheduled = False
-        self._ended = False
+    _watched: WatchedMap
+    _watcher: MapWatcher
+    _soon: Callable[[Callable[[], None]], object]
+    _pending: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
+    _bytes: int = 0
+    _after: str = ""
+    _stage: str = "pages"
+    """``pages`` are read, then all is ``sent``, then only changes follow (``live``)."""
+    _reading: bool = False
+    _scheduled: bool = False
+    _ended: bool = False
 
     def begin(self) -> None:
         """Tell what is there, from now on."""

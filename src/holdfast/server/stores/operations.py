@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from heapq import nsmallest
 from itertools import islice
@@ -34,6 +35,7 @@ from holdfast.stores.definitions.reader import STATISTICS
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.map import Map
 from holdfast.stores.durables.pending import Browsed
+from holdfast.stores.machine.map_commands import map_of
 from holdfast.stores.machine.state import State
 from holdfast.stores.machine.store import Durable
 from holdfast.stores.matching import Matcher
@@ -104,29 +106,20 @@ class PendingPublish(msgspec.Struct, frozen=True):
         self.reply.give(published_bytes(outcome, self.token, self.reply.wire_format))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PendingPoll:
     """A poll that waits for its response, for the connection under it. An ``OpenAct`` until it has it."""
 
-    __slots__ = ("_deliveries", "_held", "_hurried", "_poller", "_reply", "_rights", "_token", "_until", "abandoned")
-
-    def __init__(
-        self,
-        deliveries: Deliveries,
-        poller: Poller,
-        reply: OperationReply,
-        token: str,
-        seconds: float,
-        held: HeldRight,
-        rights: RightsWatch,
-    ) -> None:
-        self._deliveries = deliveries
-        self._poller = poller
-        self._reply: OperationReply | None = reply
-        self._token = token
-        self._until = deliveries.loop.time() + seconds
-        self.abandoned = self._hurried = False
-        self._held = held
-        self._rights = rights
+    _deliveries: Deliveries
+    _poller: Poller
+    _reply: OperationReply | None
+    _token: str
+    _until: float
+    """The time of the loop up to which it waits."""
+    _held: HeldRight
+    _rights: RightsWatch
+    abandoned: bool = False
+    _hurried: bool = False
 
     def watch(self) -> None:
         """End it when its caller loses the right while it waits."""
@@ -180,9 +173,9 @@ class PendingPoll:
 class StoreOperations:
     """The operations of one open service."""
 
-    def __init__(self, service: StoreService, state: State, deliveries: Deliveries, definitions: InForce) -> None:
+    def __init__(self, service: StoreService, deliveries: Deliveries, definitions: InForce) -> None:
         self._service = service
-        self._state = state
+        self._state = service.state
         self._deliveries = deliveries
         self._definitions = definitions
         self.latencies: defaultdict[str, PublishLatency] = defaultdict(PublishLatency)
@@ -229,9 +222,13 @@ class StoreOperations:
         """
         durable = self._definitions.named(store, durable, request.subscriber)
         command = acknowledge_of(store, durable, request)
-        self._service.require(request.token, store, durable, through=lambda: _highest(command, request))
+
+        def highest() -> int:
+            return max(highest_of(command) or 0, *(last for _, last in pairs_of(request.started or [0])))
+
+        self._service.require(request.token, store, durable, through=highest)
         # The command is applied in this turn of the loop: of a durable that is there it finds no subscriber, or all.
-        is_there = self._definitions.find(store, durable) is not None
+        is_there = durable in self._state.store(store).durables
 
         def acknowledged(result: Result | HoldfastError) -> None:
             if isinstance(result, NotFound) and is_there:
@@ -241,7 +238,9 @@ class StoreOperations:
                 return
             assert isinstance(result, Acknowledged), "Acknowledge answers Acknowledged"
             self._deliveries.settled(command, result)
-            reply.give(encode(acked_response(result), reply.wire_format))
+            # One by one, at most as many as were sent.
+            stale = [seq for first, last in result.stale for seq in range(first, last + 1)]
+            reply.give(encode(AckedResponse(result.acknowledged, stale, result.causes), reply.wire_format))
 
         self._deliveries.seen(store, durable, request.subscriber)
         subscriber = self._deliveries.find(store, durable, request.subscriber)
@@ -280,7 +279,8 @@ class StoreOperations:
             place, seconds = (poll.store, durable, poll.subscriber), terms.subscriber_timeout_ms / 1000
             poller, is_attached = Poller(deliveries, *place, timeout_seconds=seconds, key=poll.key), False
         poller.address = poll.address
-        pending = PendingPoll(deliveries, poller, reply, token, poll.wait_seconds, held, rights)
+        until = deliveries.loop.time() + poll.wait_seconds
+        pending = PendingPoll(deliveries, poller, reply, token, until, held, rights)
         if is_attached:
             deliveries.poll(poller, poll.messages, poll.wait_seconds, pending.answer, held.problem)
         else:
@@ -309,7 +309,7 @@ class StoreOperations:
         NotFound, InvalidRequest. Cost: reads at most ``BROWSE_LOOKS`` times ``count`` messages, and looks at about
         ``LOOKS_MAX``: some 100 ms. Memory: ``PAGE_BYTES`` and ``READ_AT_ONCE`` messages.
         """
-        source = self._state.store(store).durable(durable)
+        _, source = self._state.find(store, durable)
         matcher = Matcher.parse(match) if match else None
         messages: list[Delivery] = []
         reads, looks = count * (1 if matcher is None else BROWSE_LOOKS), LOOKS_MAX
@@ -321,7 +321,7 @@ class StoreOperations:
             else:
                 page, reached, looks = _numbers(source, reached, min(count, reads, READ_AT_ONCE), looks)
             read = self._service.messages(store, [(seq, seq, deliveries) for seq, deliveries in page])
-            read = self._deliveries.state.with_replayed(store, durable, read)
+            read = self._deliveries.with_replayed(store, durable, read)
             matches = [one for one in read if matcher is None or matcher.matches(one.fields)]
             messages += matches
             size += sum(len(one.body) for one in matches)
@@ -333,7 +333,7 @@ class StoreOperations:
     def entries(self, store: str, name: str, *, after: str, count: int) -> tuple[list[tuple[str, bytes, int]], bool]:
         """The first entries of a map above ``after``, as far as a page goes, and whether more follow. Raises: as
         ``entry``."""
-        scan = self._map(store, name).keyed.scan(after)
+        scan = map_of(self._state.store(store), name).keyed.scan(after)
         page: list[tuple[str, bytes, int]] = []
         size = 0
         while some := list(islice(scan, READ_AT_ONCE)):
@@ -346,14 +346,8 @@ class StoreOperations:
 
     def entry(self, store: str, name: str, key: str) -> tuple[str, bytes, int] | None:
         """An entry of a map, None where it has none. Raises: NotFound, InvalidRequest."""
-        found = self._map(store, name).keyed.get(key)
-        return None if found is None else next(iter(self._with_bodies(store, [found])), None)
-
-    def _map(self, store: str, name: str) -> Map:
-        source = self._state.store(store).durable(name)
-        if not isinstance(source, Map):
-            raise InvalidRequest("this durable is not a map", code=Code.TYPE_MISMATCH, durable=name)
-        return source
+        entry = map_of(self._state.store(store), name).keyed.get(key)
+        return None if entry is None else next(iter(self._with_bodies(store, [entry])), None)
 
     def _with_bodies(self, store: str, entries: Sequence[Entry]) -> list[tuple[str, bytes, int]]:
         numbers = sorted((entry.revision, entry.revision, 1) for entry in entries)
@@ -565,10 +559,6 @@ def nacks_of(given: Iterable[tuple[int, int] | DelayedNack]) -> list[tuple[int, 
     return [(one.seq, one.delay_ms) if isinstance(one, DelayedNack) else one for one in given]
 
 
-def _highest(command: Acknowledge, request: AckRequest) -> int:
-    return max(highest_of(command) or 0, *(last for _, last in pairs_of(request.started or [0])))
-
-
 def _numbers_of(command: Acknowledge) -> list[tuple[int, int]]:
     singles = [(seq, seq) for seq, _ in command.nack] + [(seq, seq) for seq in command.reject]
     return [*command.ack, *singles, *command.extend]
@@ -604,12 +594,6 @@ def published_bytes(result: Published, token: str, wire_format: WireFormat) -> b
     return encode(BatchReceipt(first, last, result.duplicates, result.unmatched, discarded, token), wire_format)
 
 
-def acked_response(result: Acknowledged) -> AckedResponse:
-    """The answer to an acknowledgement: stale numbers one by one, at most as many as were sent."""
-    stale = [seq for first, last in result.stale for seq in range(first, last + 1)]
-    return AckedResponse(result.acknowledged, stale, result.causes)
-
-
 def ranges_of(numbers: list[int]) -> list[tuple[int, int]]:
     """Runs of consecutive numbers as pairs [first, last], in order, each number once.
 
@@ -640,28 +624,15 @@ class InForce:
     def store(self, name: str) -> StoreDefinition:
         """Raises: NotFound."""
         definition = self._state.definition.stores.get(name)
-        if definition is None:
-            built_in = self._state.stores.get(name)
-            if built_in is None and name == STATISTICS:
-                raise NotFound(
-                    "the store of statistics is there only while a subscriber is attached",
-                    hint="subscribe to a durable of it, which is made then",
-                    store=name,
-                )
-            return self._state.store(name).definition
-        return definition
-
-    def find(self, store: str, name: str) -> DurableDefinition | None:
-        """One durable, None where there is none. Raises: NotFound for the store."""
-        durable = self._state.store(store).durables.get(name)
-        return None if durable is None else durable.definition
-
-    def durable(self, store: str, name: str) -> DurableDefinition:
-        """Raises: NotFound."""
-        definition = self.find(store, name)
-        if definition is None:
-            raise NotFound("there is no such durable", store=store, durable=name)
-        return definition
+        if definition is not None:
+            return definition
+        if name == STATISTICS and name not in self._state.stores:
+            raise NotFound(
+                "the store of statistics is there only while a subscriber is attached",
+                hint="subscribe to a durable of it, which is made then",
+                store=name,
+            )
+        return self._state.store(name).definition
 
     def named(self, store: str, durable: str, subscriber: str) -> str:
         """The durable's name; ``DEFAULT_DURABLE`` stands for the subscriber's own. Raises: NotFound."""
@@ -676,11 +647,11 @@ class InForce:
 
     def terms(self, store: str, name: str, template: str | None = None) -> DurableDefinition:
         """The definition of a durable, or the one that ``template`` would give it. Raises: NotFound."""
-        definition = self.find(store, name)
-        if definition is None and template is not None:
-            pattern = self.store(store).template(template)
-            definition = None if pattern is None else pattern.durable(name)
-        if definition is None:
+        durable = self._state.store(store).durables.get(name)
+        if durable is not None:
+            return durable.definition
+        pattern = None if template is None else self.store(store).template(template)
+        if pattern is None:
             what = "there is no such template" if template else "there is no such durable"
             raise NotFound(what, store=store, durable=name, template=template or None)
-        return definition
+        return pattern.durable(name)

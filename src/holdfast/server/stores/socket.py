@@ -76,7 +76,7 @@ class SubscribeSocket(Subscriber, asyncio.Protocol):
         self._ended = ended
         self._protocol = ServerProtocol(
             subprotocols=[Subprotocol(name) for name in SUBPROTOCOLS],
-            select_subprotocol=_choose_subprotocol,
+            select_subprotocol=lambda _, offered: next((name for name in offered if name in SUBPROTOCOLS), None),
             max_size=FRAME_BYTES_MAX,
         )
         self._transport: asyncio.Transport | None = None
@@ -264,16 +264,14 @@ class SubscribeSocket(Subscriber, asyncio.Protocol):
         guard, transport = self._gateway.guard, self._transport
         if guard is None or transport is None or not isinstance(transport.get_extra_info("peername"), tuple):
             return
-        fields = {name: request.headers.get_all(name) for name in ("host", "origin", "sec-fetch-site")}
-        for name, values in fields.items():
-            if len(values) > 1:
-                raise InvalidRequest(f"the header {name} is given more than once")
-        problem = problem_with_browser(guard, lambda name: next(iter(fields.get(name, ())), None))
+        fields = {name: _field_of(request, name) for name in ("host", "origin", "sec-fetch-site")}
+        problem = problem_with_browser(guard, fields.get)
         if problem is not None:
             raise problem
 
     def _require_rights(self, opened: OpenStores, request: Request, asked: SubscribeRequest) -> None:
-        authorization, need = _authorization_of(request), need_of("GET", ROUTE)
+        field, need = _field_of(request, "authorization"), need_of("GET", ROUTE)
+        authorization = None if field is None else field.encode("latin-1", "replace")
         peer = None if self._transport is None else self._transport.get_extra_info("peername")
         self._client = self._gateway.authenticator.client_of(authorization, peer)
         assert need.right is not None, "a subscriber needs a right on the store"
@@ -375,7 +373,8 @@ class SubscribeSocket(Subscriber, asyncio.Protocol):
             opened.deliveries.settled(command, result)
             if identity:
                 self._send(wire.ReplyFrame(identity, result.acknowledged, result.stale, result.causes or msgspec.UNSET))
-            self._end_if_answered()
+            if self._lost_right is not None and not self._unanswered:
+                self.fail(self._lost_right)
 
         try:
             token, through = frame.token or self._token, partial(highest_of, command)
@@ -464,10 +463,6 @@ class SubscribeSocket(Subscriber, asyncio.Protocol):
         """A peer that takes nothing would get old messages later."""
         if self._transport is not None and self._transport.get_write_buffer_size():
             self._transport.abort()
-
-    def _end_if_answered(self) -> None:
-        if self._lost_right is not None and not self._unanswered:
-            self.fail(self._lost_right)
 
     def _talks(self) -> bool:
         return self._open and not self._closing and self._protocol.state is State.OPEN
@@ -585,11 +580,11 @@ class SubscribeSocket(Subscriber, asyncio.Protocol):
             self._gateway.loop.call_later(LAST_WORDS_SECONDS_MAX, self.abort)
 
 
-def _authorization_of(request: Request) -> bytes | None:
-    values = request.headers.get_all("Authorization")
+def _field_of(request: Request, name: str) -> str | None:
+    values = request.headers.get_all(name)
     if len(values) > 1:
-        raise InvalidRequest("the header authorization is given more than once")
-    return values[0].encode("latin-1", "replace") if values else None
+        raise InvalidRequest(f"the header {name} is given more than once")
+    return values[0] if values else None
 
 
 ROUTE: Final = "/v1/stores/{store}/durables/{durable}/subscribe"
@@ -612,10 +607,6 @@ def _attached_frame(
         token=token,
         kept=kept,
     )
-
-
-def _choose_subprotocol(_: ServerProtocol, offered: collections.abc.Sequence[Subprotocol]) -> Subprotocol | None:
-    return next((name for name in offered if name in SUBPROTOCOLS), None)
 
 
 FRAME_BYTES: Final = 1_048_576

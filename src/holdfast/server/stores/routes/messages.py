@@ -55,7 +55,7 @@ async def _browse(call: StoreCall) -> Response:
         match=(query.text("match") or "").encode(),
         parked=flag("parked", query.text("parked")),
     )
-    durable = call.opened.state.store(call.store).durable(call.durable)
+    _, durable = call.opened.state.find(call.store, call.durable)
     parked = durable.dying if isinstance(durable, Consumption) and durable.parks else {}
     token = call.token
     await call.opened.service.wait_until_safe()
@@ -187,7 +187,7 @@ async def _redeliver(call: StoreCall) -> Response:
     if match:
         Matcher.parse(match)  # before anything is done
     opened = call.opened
-    durable = opened.state.store(call.store).durable(call.durable)
+    _, durable = opened.state.find(call.store, call.durable)
     letters = wire.RedeliveredResponse(0, {}, None)
     if isinstance(durable, Consumption) and _takes_letters(opened, call.store):
         letters = await _Letters(call, request, match).send_back()

@@ -129,8 +129,8 @@ def store_document(opened: OpenStores, name: str) -> Json:
 
 def durable_document(opened: OpenStores, store: str, name: str) -> Json:
     """A durable: what is in force, its counts, who is attached. Raises: NotFound."""
-    definition = opened.definitions.durable(store, name)
-    durable = opened.state.stores[store].durables[name]
+    _, durable = opened.state.find(store, name)
+    definition = durable.definition
     return {
         "name": name,
         "store": store,
@@ -180,7 +180,6 @@ async def _list_stores(call: StoreCall) -> Response:
 
 
 async def _get_store(call: StoreCall) -> Response:
-    call.opened.definitions.store(call.store)
     return call.answer(store_document(call.opened, call.store))
 
 
@@ -205,7 +204,7 @@ async def _list_durables(call: StoreCall) -> Response:
 async def _get_durable(call: StoreCall) -> Response:
     """A map also has its newest locks: a route below the map would take the name of a key."""
     document = durable_document(call.opened, call.store, call.durable)
-    durable = call.opened.state.stores[call.store].durables[call.durable]
+    _, durable = call.opened.state.find(call.store, call.durable)
     if isinstance(durable, Map):
         locks = durable.locks.newest(LOCKS_SHOWN_MAX)
         document["locks"] = [
@@ -222,9 +221,7 @@ async def put_durable(call: StoreCall) -> Response:
         await _make_dynamic(call, cast(Json, parameters))
     else:
         store_of(call.opened.state.definition, call.store)
-        known = call.opened.definitions.find(call.store, call.durable)
-        if known is not None and known.dynamic:
-            raise InvalidRequest("this durable is dynamic: change its template", template=known.template)
+        _require_static(call)
         await define(call, lambda definition: with_part(definition, call.store, "durables", call.durable, parameters))
     return call.answer(durable_document(call.opened, call.store, call.durable))
 
@@ -232,12 +229,15 @@ async def put_durable(call: StoreCall) -> Response:
 async def patch_durable(call: StoreCall) -> Response:
     """``PATCH .../durables/{durable}``: a static one."""
     parameters = await call.document()
-    known = call.opened.definitions.durable(call.store, call.durable)
-    if known.dynamic:
-        raise InvalidRequest("this durable is dynamic: change its template", template=known.template)
-    patched, name = patched_part, call.durable
-    await define(call, lambda definition: patched(definition, call.store, "durables", name, parameters))
+    _require_static(call)
+    await define(call, lambda definition: patched_part(definition, call.store, "durables", call.durable, parameters))
     return call.answer(durable_document(call.opened, call.store, call.durable))
+
+
+def _require_static(call: StoreCall) -> None:
+    durable = call.opened.state.store(call.store).durables.get(call.durable)
+    if durable is not None and durable.definition.dynamic:
+        raise InvalidRequest("this durable is dynamic: change its template", template=durable.definition.template)
 
 
 async def _make_dynamic(call: StoreCall, parameters: Json) -> None:
@@ -246,10 +246,10 @@ async def _make_dynamic(call: StoreCall, parameters: Json) -> None:
     if unknown or not isinstance(template, str):
         raise InvalidRequest("a dynamic durable has a template, by its name, and perhaps a matcher of its own")
     opened = call.opened
-    known = opened.definitions.find(call.store, call.durable)
-    if known is not None and known.template == template and matcher is None:
+    there = opened.state.store(call.store).durables.get(call.durable)
+    if there is not None and there.definition.template == template and matcher is None:
         return
-    if known is not None and not known.dynamic:
+    if there is not None and not there.definition.dynamic:
         raise Conflict("this durable is a static one", code=Code.TYPE_MISMATCH, durable=call.durable)
     if opened.deliveries.connected(call.store, call.durable):
         raise Fenced("somebody is connected to this durable", code=Code.DURABLE_COLLISION, durable=call.durable)
@@ -264,16 +264,18 @@ async def _make_dynamic(call: StoreCall, parameters: Json) -> None:
 
 async def delete_durable(call: StoreCall) -> Response:
     """``DELETE .../durables/{durable}``: what it keeps goes too."""
-    known, need = call.opened.definitions.durable(call.store, call.durable), call.call.need
+    (_, durable), need = call.opened.state.find(call.store, call.durable), call.call.need
+    is_dynamic = durable.definition.dynamic
     # Only administrators change the definition; only subscribers delete dynamic durables.
-    right = need.others[DYNAMIC] if known.dynamic else need.right
+    right = need.others[DYNAMIC] if is_dynamic else need.right
     assert right is not None, "the row names the right for a static one"
     call.opened.access.require(call.call.authorization, right, call.store)
-    if known.dynamic:
+    if is_dynamic:
         await call.submit(call.opened.service.submit(Unsubscribe(0, call.store, call.durable)), Done)
     else:
-        change = without_part
-        await define(call, lambda definition: change(definition, call.store, "durables", call.durable), delete=True)
+        await define(
+            call, lambda definition: without_part(definition, call.store, "durables", call.durable), delete=True
+        )
     return call.answer(NothingMore())
 
 

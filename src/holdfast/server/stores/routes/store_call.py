@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
@@ -16,7 +17,6 @@ from holdfast.stores.definitions.permissions import CLUSTER
 from holdfast.wire.formats import (
     MSGPACK,
     UNDECODABLE,
-    WireFormat,
     decode_each_once,
     encode,
     format_of,
@@ -56,31 +56,21 @@ _PATH_PARAMETERS: Final[Mapping[str, tuple[object, str]]] = {
 """An example and a description of each."""
 
 
+@dataclass(slots=True, eq=False)
 class StoreCall:
-    """One request to a store route, after its rights were checked."""
+    """One request to a store route, after its rights were checked. Raises: Closed (``store_replaced``).
 
-    __slots__ = ("_has_token", "_through", "accept", "call", "host", "opened")
+    ``has_token``: the query may have one. ``through``: the number of the store that the request remembers, where it
+    remembers one.
+    """
 
-    def __init__(
-        self,
-        call: Call,
-        host: StoreHost,
-        *,
-        cluster: bool = False,
-        has_token: bool = False,
-        through: Callable[[Call], int | None] = lambda _: None,
-    ) -> None:
-        """``has_token``: the query may have one. ``through``: the number of the store that the request remembers, where
-        it remembers one.
+    call: Call
+    host: StoreHost
+    opened: OpenStores
+    has_token: bool
+    through: Callable[[Call], int | None]
 
-        Raises: Fenced (not_leader), Closed (``store_replaced``).
-        """
-        self.call = call
-        self.host = host
-        self.opened: OpenStores = host.opened(cluster=cluster)
-        self.accept: WireFormat = format_of(call.header("accept"))
-        self._has_token = has_token
-        self._through = through
+    def __post_init__(self) -> None:
         self.require_token()
 
     @property
@@ -117,8 +107,9 @@ class StoreCall:
 
     def answer(self, body: object, *, headers: Mapping[str, str] | None = None) -> Response:
         """A whole answer in the format that was asked for."""
-        media_type = JSON if self.accept == "json" else MSGPACK
-        return Response(encode(body, self.accept), 200, headers or {}, media_type)
+        wire_format = format_of(self.call.header("accept"))
+        media_type = JSON if wire_format == "json" else MSGPACK
+        return Response(encode(body, wire_format), 200, headers or {}, media_type)
 
     async def hot(
         self, route: str, body: bytes = b"", *, durable: str = "", poll: Mapping[str, str] | None = None
@@ -132,12 +123,12 @@ class StoreCall:
         Call it in the turn of the loop in which the request is carried out. Raises: Closed (``store_replaced``),
         InvalidRequest, NotFound.
         """
-        for given in (of_body, self.call.text("token") if self._has_token else None):
+        for given in (of_body, self.call.text("token") if self.has_token else None):
             if given:
                 durable = self.durable if "durable" in self.call.path or "map" in self.call.path else None
                 # The subscriber's own durable is looked up later, and so is its token.
                 named = None if durable == DEFAULT_DURABLE else durable
-                self.opened.service.require(given, self.store, named, through=partial(self._through, self.call))
+                self.opened.service.require(given, self.store, named, through=partial(self.through, self.call))
 
     @property
     def token(self) -> str:
@@ -184,7 +175,7 @@ def store_route(
     has_token = "{store}" in path and not filters
 
     async def handle(call: Call) -> Response:
-        return await handler(StoreCall(call, host, cluster=cluster, has_token=has_token, through=through))
+        return await handler(StoreCall(call, host, host.opened(cluster=cluster), has_token, through))
 
     def problem(call: Call) -> HoldfastError | None:
         try:
