@@ -491,7 +491,7 @@ def test_the_description_lists_every_route_and_every_error_has_its_shape() -> No
         async with serving() as here:
             client = await here.connect()
             api = (await client.ask("GET", "/openapi.json")).json
-            served = {(row.path, method) for row in here.server.app.routes for method in row.endpoints}  # type: ignore[attr-defined]
+            served = {(row.path, method) for row in here.server.routes for method in row.endpoints}  # type: ignore[attr-defined]
             described = {(path, method.upper()) for path, methods in api["paths"].items() for method in methods}
             assert {(path.replace(":any}", "}"), method) for path, method in served if method != "HEAD"} == described
             for path, methods in api["paths"].items():

@@ -58,61 +58,53 @@ class Answers:
 class Room:
     """The room of one answer. ``close`` it."""
 
-    __slots__ = ("_alone", "_client", "_has_page", "_is_alone", "_pages")
+    __slots__ = ("_answers", "_client", "_turns")
 
     def __init__(self, answers: Answers, client: ClientKey) -> None:
-        self._pages = answers.pages
-        self._alone = answers.alone
+        self._answers = answers
         self._client = client
-        self._has_page = self._is_alone = False
+        self._turns: list[ClientTurns] = []
 
     async def page(self) -> None:
         """Wait for the room of a page. Raises: Backpressure where it does not come in time."""
-        if not self._has_page:
-            await _in_time(self._pages, self._client)
-            self._has_page = True
+        await self._take(self._answers.pages)
 
     async def alone(self) -> None:
         """Wait until there is no other answer that is larger than a page. Raises: Backpressure."""
-        if not self._is_alone:
-            await _in_time(self._alone, self._client)
-            self._is_alone = True
+        await self._take(self._answers.alone)
+
+    async def _take(self, turns: ClientTurns) -> None:
+        if turns in self._turns:
+            return
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await turns.take(self._client)
+        except TimeoutError:
+            raise Backpressure(
+                "too many large answers are under way",
+                retry_after_ms=RETRY_MS,
+                hint="ask for fewer at a time, and read what was asked for",
+            ) from None
+        self._turns.append(turns)
 
     async def until_taken(self, connection: Sending) -> None:
         """Return when the peer has taken nearly all of the answer, or was cut off."""
-        while self._has_page and not connection.takes_more:
+        while self._turns and not connection.takes_more:
             before = connection.unsent_bytes()
             try:
                 async with asyncio.timeout(STALLED_SECONDS):
                     await connection.until_it_takes_more()
             except TimeoutError:
-                if connection.unsent_bytes() == before > MARK_BYTES and self._is_awaited():
+                is_awaited = any(turns.is_awaited(self._client) for turns in self._turns)
+                if is_awaited and connection.unsent_bytes() == before > MARK_BYTES:
                     connection.abort()
                     return
 
     def close(self) -> None:
         """Give it back."""
-        if self._has_page:
-            self._has_page = False
-            self._pages.give(self._client)
-        if self._is_alone:
-            self._is_alone = False
-            self._alone.give(self._client)
-
-    def _is_awaited(self) -> bool:
-        return self._pages.is_awaited(self._client) or (self._is_alone and self._alone.is_awaited(self._client))
-
-
-async def _in_time(turns: ClientTurns, client: ClientKey) -> None:
-    try:
-        async with asyncio.timeout(WAIT_SECONDS):
-            await turns.take(client)
-    except TimeoutError:
-        raise Backpressure(
-            "too many large answers are under way",
-            retry_after_ms=RETRY_MS,
-            hint="ask for fewer at a time, and read what was asked for",
-        ) from None
+        turns, self._turns = self._turns, []
+        for each in turns:
+            each.give(self._client)
 
 
 class ClientTurns:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from hashlib import sha256
 from typing import Final, Protocol, cast
@@ -59,7 +59,10 @@ class Authenticator:
     def replace(self, tokens: Mapping[str, Role | Grant]) -> None:
         """From now on these tokens count. Whether tokens are needed at all never changes."""
         assert self.required == bool(tokens), "a service is neither opened nor closed while it runs"
-        self._grants = _grants_of(tokens)
+        self._grants = {
+            sha256(token.encode()).digest(): Grant(held) if isinstance(held, Role) else held
+            for token, held in tokens.items()
+        }
         self.expires = any(held.until is not None for held in self._grants.values())
         self.generation += 1
 
@@ -72,8 +75,7 @@ class Authenticator:
         """
         if not self.required or role is Role.OPEN:
             return None
-        digest = _digest_of(authorization)
-        held = None if digest is None else self._grants.get(digest)
+        held = self._grants.get(_digest_of(authorization) or b"")
         if held is None:
             return PermissionDenied("a valid bearer token is needed", code=Code.UNAUTHENTICATED, hint=TOKEN_HINT)
         if held.until is not None and time.time() >= held.until:
@@ -108,9 +110,9 @@ class Authenticator:
         """The name of the caller's token for people: its role and the first 8 digits of its SHA-256; empty without one.
         They do not reveal the token, and its owner can compute them.
         """
-        digest = _digest_of(authorization)
-        held = None if digest is None else self._grants.get(digest)
-        return "" if held is None or digest is None else f"{held.role.name.lower()}#{digest.hex()[:8]}"
+        digest = _digest_of(authorization) or b""
+        held = self._grants.get(digest)
+        return "" if held is None else f"{held.role.name.lower()}#{digest.hex()[:8]}"
 
     def client_of(self, authorization: bytes | None, peer: object) -> ClientKey:
         """The client for limits: its token, or without tokens the address of ``peer``. Unix sockets are one client."""
@@ -120,6 +122,7 @@ class Authenticator:
         return host if isinstance(host, str) else "unix"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class HeldRight:
     """A right that is asked for again at each act. It is found again by the caller's token.
 
@@ -127,22 +130,13 @@ class HeldRight:
     else it asks ``ask``.
     """
 
-    __slots__ = ("_ask", "_authenticator", "_authorization", "_basis", "_generation", "_known_basis", "_until")
-
-    def __init__(
-        self,
-        authenticator: Authenticator,
-        authorization: bytes | None,
-        ask: Callable[[], HoldfastError | None],
-        basis: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._authenticator = authenticator
-        self._authorization = authorization
-        self._ask = ask
-        self._basis = basis
-        self._known_basis: object = None
-        self._generation = -1
-        self._until: float | None = None
+    _authenticator: Authenticator
+    _authorization: bytes | None
+    _ask: Callable[[], HoldfastError | None]
+    _basis: Callable[[], object] = lambda: None
+    _known_basis: object = field(default=None, init=False)
+    _generation: int = field(default=-1, init=False)
+    _until: float | None = field(default=None, init=False)
 
     def problem(self) -> HoldfastError | None:
         """None while the caller may, else the error."""
@@ -158,13 +152,6 @@ class HeldRight:
             self._generation, self._known_basis = generation, basis
             self._until = self._authenticator.until_of(self._authorization)
         return problem
-
-
-def _grants_of(tokens: Mapping[str, Role | Grant]) -> dict[bytes, Grant]:
-    return {
-        sha256(token.encode()).digest(): Grant(held) if isinstance(held, Role) else held
-        for token, held in tokens.items()
-    }
 
 
 def _digest_of(authorization: bytes | None) -> bytes | None:

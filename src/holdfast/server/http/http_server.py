@@ -19,6 +19,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -29,7 +30,7 @@ from holdfast.server.http.connection import Connection, ConnectionContext
 from holdfast.server.http.exchange import Exchange, MakeSocket
 from holdfast.server.http.freed_memory import FreedMemory
 from holdfast.server.http.responses import error_response, http_date
-from holdfast.server.http.routes import HotHandler, Response, Route, RouteEndpoint, respond
+from holdfast.server.http.routes import Call, HotHandler, Response, Route, RouteEndpoint, respond
 from holdfast.server.http.state import UNKNOWN_PART, FastMatcher, HotRoutes, HttpState
 from holdfast.values import UNIX
 
@@ -64,11 +65,14 @@ class HttpServer:
         """``matcher`` finds fast requests with parameters; ``store_connections`` are reserved descriptors.
         ``socket_mode``: the mode of Unix sockets."""
         self.state = state
-        self.app = Application(state, routes)
+        by_path: dict[str, dict[str, RouteEndpoint]] = {}
+        for row in routes:
+            by_path.setdefault(row.path, {})[row.method] = RouteEndpoint(state, row)
+        self.routes = [RoutedPath(path, endpoints) for path, endpoints in by_path.items()]
         lines = {line: request for route in routes for line, request in route.fast_lines.items()}
         matchers: list[FastMatcher] = [HotHandler(state, route) for route in routes if route.is_hot]
         hot = HotRoutes(lines, matchers if matcher is None else [matcher, *matchers])
-        self.context = ConnectionContext(state, hot, self.app.serve, socket)
+        self.context = ConnectionContext(state, hot, self._serve, socket)
         self.addresses: list[str] = []
         self._tls = tls
         self._store_connections = store_connections
@@ -112,6 +116,25 @@ class HttpServer:
         self._tls = tls
         for listener in self._listeners:
             listener.replace_tls(tls)
+
+    async def _serve(self, exchange: Exchange) -> None:
+        """Serve one request by the first row with its path and method."""
+        allowed: list[str] = []
+        for row in self.routes:
+            if exchange.path.startswith(row.beginning) and (match := row.pattern.fullmatch(exchange.path)) is not None:
+                endpoint = row.endpoints.get(exchange.method)
+                if endpoint is not None:
+                    await endpoint.serve(Call(endpoint, exchange, match.groupdict()))
+                    return
+                allowed = allowed or sorted(row.endpoints)
+        problem = (
+            InvalidRequest("the route has other methods", code=Code.METHOD_NOT_ALLOWED, allow=", ".join(allowed))
+            if allowed
+            else NotFound("there is no such route", hint="GET /openapi.json lists them")
+        )
+        status, headers, body = error_response(problem, self.state.leader)
+        self.state.counters.answers["unknown", status] += 1
+        await respond(exchange, Response(body, status, headers))
 
     def _not_tls(self) -> bytes:
         problem = InvalidRequest("this port speaks TLS, and the request does not: use https://")
@@ -252,6 +275,7 @@ DISCARD_BYTES_MAX: Final = 16 * 1_048_576
 OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
+@dataclass(slots=True, eq=False)
 class Listener:
     """Accepts on one bound, non-blocking socket until it is closed. It closes the socket.
 
@@ -259,24 +283,17 @@ class Listener:
     TLS.
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        bound: socket.socket,
-        connection: Callable[[], asyncio.Protocol],
-        tls: ssl.SSLContext | None,
-        has_room: Callable[[], bool],
-        not_tls: Callable[[], bytes] | None = None,
-    ) -> None:
-        self._loop = loop
-        self._socket = bound
-        self._connection = connection
-        self._tls = tls
-        self._has_room = has_room
-        self._not_tls = not_tls
-        self._connecting: set[asyncio.Task[None]] = set()
-        self._resuming: asyncio.TimerHandle | None = None
-        bound.listen(BACKLOG)
+    _loop: asyncio.AbstractEventLoop
+    _socket: socket.socket
+    _connection: Callable[[], asyncio.Protocol]
+    _tls: ssl.SSLContext | None
+    _has_room: Callable[[], bool]
+    _not_tls: Callable[[], bytes] | None = None
+    _connecting: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]], init=False)
+    _resuming: asyncio.TimerHandle | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._socket.listen(BACKLOG)
         self._resume()
 
     def replace_tls(self, tls: ssl.SSLContext) -> None:
@@ -399,33 +416,3 @@ class RoutedPath:
         self.endpoints = dict(endpoints)
         if "GET" in endpoints:
             self.endpoints["HEAD"] = endpoints["GET"]  # whose body the exchange leaves out
-
-
-class Application:
-    """Serves every request by the first row of ``routes`` with its path and method."""
-
-    def __init__(self, state: HttpState, routes: Sequence[Route]) -> None:
-        self._state = state
-        by_path: dict[str, dict[str, RouteEndpoint]] = {}
-        for row in routes:
-            by_path.setdefault(row.path, {})[row.method] = RouteEndpoint(state, row)
-        self.routes = [RoutedPath(path, endpoints) for path, endpoints in by_path.items()]
-
-    async def serve(self, exchange: Exchange) -> None:
-        """Serve one request."""
-        allowed: list[str] = []
-        for row in self.routes:
-            if exchange.path.startswith(row.beginning) and (match := row.pattern.fullmatch(exchange.path)) is not None:
-                endpoint = row.endpoints.get(exchange.method)
-                if endpoint is not None:
-                    await endpoint.answer(exchange, match.groupdict())
-                    return
-                allowed = allowed or sorted(row.endpoints)
-        problem = (
-            InvalidRequest("the route has other methods", code=Code.METHOD_NOT_ALLOWED, allow=", ".join(allowed))
-            if allowed
-            else NotFound("there is no such route", hint="GET /openapi.json lists them")
-        )
-        status, headers, body = error_response(problem, self._state.leader)
-        self._state.counters.answers["unknown", status] += 1
-        await respond(exchange, Response(body, status, headers))

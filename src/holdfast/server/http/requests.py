@@ -24,7 +24,7 @@ import msgspec
 from holdfast.browsers import BrowserGuard, is_browser
 from holdfast.commit.format.json_request import undecodable
 from holdfast.commit.format.request_rules import ITEMS_MAX, problem_with_request
-from holdfast.commit.format.transaction import Transaction
+from holdfast.commit.format.transaction import Transaction, prefix_end
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
 from holdfast.values import VERSION_MAX, LogPosition, parse_position
@@ -200,6 +200,22 @@ def key_from_text(name: str, text: str, *, hint: str = "") -> bytes:
     if key is None or base64.urlsafe_b64encode(key).decode() != padded:
         raise InvalidRequest(f"{name} is not base64url", code=Code.BAD_BASE64, hint=hint)
     return key
+
+
+def range_of(
+    begin: bytes | None, end: bytes | None, prefix: bytes | None, place: str = ""
+) -> tuple[bytes, bytes | None]:
+    """The keys from ``begin`` up to ``end``, or all that start with ``prefix``. Raises: InvalidRequest.
+
+    ``place``: where the request has them, for the error.
+    """
+    if prefix is not None:
+        if begin is not None or end is not None:
+            raise InvalidRequest(f"prefix excludes begin and end: it is a range by itself{place}")
+        return prefix, prefix_end(prefix)
+    if end is not None and (begin or b"") >= end:
+        raise InvalidRequest(f"begin must be below end{place}", code=Code.BAD_RANGE)
+    return begin or b"", end
 
 
 def text_key(name: str, text: str) -> bytes:

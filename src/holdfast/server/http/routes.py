@@ -17,7 +17,6 @@ from urllib.parse import parse_qsl
 import msgspec
 import structlog
 
-from holdfast.commit.format.transaction import prefix_end
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded, PermissionDenied
 from holdfast.server.http.answers import Room
 from holdfast.server.http.auth import ClientKey, HeldRight
@@ -29,6 +28,7 @@ from holdfast.server.http.requests import (
     key_from_text,
     position_of,
     problem_with_browser,
+    range_of,
     text_key,
     whole_number,
 )
@@ -129,14 +129,6 @@ class Call(PendingResponse):
         """See ``PendingResponse``."""
         return self.connection.peer
 
-    def problem_with_browser(self) -> HoldfastError | None:
-        """Why a service without tokens refuses this request, which a page of another site may have sent; or None."""
-        guard, route = self.state.guard, self._route
-        if guard is None or not isinstance(self.peer, tuple):  # no browser asks on a Unix socket
-            return None
-        by_get = route.changes and self.method in ("GET", "HEAD")
-        return problem_with_browser(guard, self.header, browsers=route.browsers, changes_by_get=by_get)
-
     @property
     def who(self) -> str:
         """Who asks, for the audit lines of the process log: the name of the token, and where the request comes from."""
@@ -203,12 +195,24 @@ class Call(PendingResponse):
                 has = f"it has {', '.join(sorted(known))}" if known else "it has none"
                 raise InvalidRequest(f"the route has no query parameter {name[:64]!r}: {has}")
 
-    def require_headers_once(self) -> None:
-        """Refuse a header of one value that is given twice. Raises: InvalidRequest naming it."""
-        names = [name for name, _ in self.exchange.headers if name in SINGLE_HEADERS]
+    def require_sound_head(self) -> None:
+        """Refuse a header of one value that is given twice; a body that is coded, because it would be read as it came;
+        and where the service has no tokens what a page of another site may have sent. Raises: HoldfastError."""
+        headers = self.exchange.headers
+        names = [name for name, _ in headers if name in SINGLE_HEADERS]
         for name in names:
             if names.count(name) > 1:
                 raise InvalidRequest(f"the header {name.decode()} is given more than once")
+        for name, plain in ((b"transfer-encoding", b"chunked"), (b"content-encoding", b"identity")):
+            if any(value.strip().lower() != plain for given, value in headers if given == name):
+                hint = f"send the body without compression; only {plain.decode()} is taken"
+                raise InvalidRequest(f"the service does not take this {name.decode()}", hint=hint)
+        guard, route = self.state.guard, self._route
+        if guard is not None and isinstance(self.peer, tuple):  # no browser asks on a Unix socket
+            by_get = route.changes and self.method in ("GET", "HEAD")
+            problem = problem_with_browser(guard, self.header, browsers=route.browsers, changes_by_get=by_get)
+            if problem is not None:
+                raise problem
 
     def text(self, name: str) -> str | None:
         """A query parameter, or None. Raises: InvalidRequest when it is given more than once."""
@@ -259,24 +263,11 @@ class Call(PendingResponse):
     def key_range(self) -> tuple[bytes, bytes | None] | None:
         """The keys that ``begin`` and ``end``, or ``prefix``, select; None without them. Raises: InvalidRequest."""
         begin, end, prefix = self.key("begin"), self.key("end"), self.key("prefix")
-        if prefix is not None:
-            if begin is not None or end is not None:
-                raise InvalidRequest("prefix excludes begin and end: it is a range by itself")
-            return prefix, prefix_end(prefix)
-        if end is not None and (begin or b"") >= end:
-            raise InvalidRequest("begin must be below end", code=Code.BAD_RANGE)
-        return None if begin is None and end is None else (begin or b"", end)
+        return None if begin is end is prefix is None else range_of(begin, end, prefix)
 
     def whole_range(self) -> tuple[bytes, bytes | None]:
         """The same; without them all keys."""
         return self.key_range() or (b"", None)
-
-    def require_plain_body(self) -> None:
-        """Refuse a body that is coded: it would be read as it came. Raises: InvalidRequest naming the header."""
-        for name, plain in ((b"transfer-encoding", b"chunked"), (b"content-encoding", b"identity")):
-            if any(value.strip().lower() != plain for given, value in self.exchange.headers if given == name):
-                hint = f"send the body without compression; only {plain.decode()} is taken"
-                raise InvalidRequest(f"the service does not take this {name.decode()}", hint=hint)
 
     async def parts(self) -> AsyncIterator[bytes]:
         """The remaining parts of the body as they arrive. Raises: ClientDisconnect."""
@@ -490,20 +481,12 @@ class RouteEndpoint:
         call.give(answer)
         return True
 
-    async def answer(self, exchange: Exchange, path: dict[str, str]) -> None:
-        """Serve one request."""
-        await self.serve(Call(self, exchange, path))
-
     async def serve(self, call: Call) -> None:
         """Serve one request."""
         route = self.route
         status = 200
         try:
-            call.require_headers_once()
-            call.require_plain_body()
-            problem = call.problem_with_browser()
-            if problem is not None:
-                raise problem
+            call.require_sound_head()
             call.require_right()
             if not route.filters:
                 call.require_known_parameters(self.query_names)
@@ -584,14 +567,8 @@ class HotCall(Call):
         """See ``Call``."""
         return cast(Connection, self._response.connection)
 
-    def problem_with_browser(self) -> None:
+    def require_sound_head(self) -> None:
         """The connection has looked: what a browser sends goes to the framework."""
-
-    def require_headers_once(self) -> None:
-        """The connection has looked."""
-
-    def require_plain_body(self) -> None:
-        """The connection has looked."""
 
     def require_known_parameters(self, known: frozenset[str]) -> None:
         """``HotHandler`` has looked."""

@@ -8,11 +8,10 @@ transactions only. In a damaged log it stops before the damage; commits go on.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sqlite3
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
@@ -148,20 +147,15 @@ class EmbeddedView:
         kept, reads = self._kept, self._reads
         if kept is None or reads is None:
             raise self._behind(at)
-        with self._reported_as_behind(at):
+        try:
             if table == "latest":
                 return await reads.read(asked, at, bytes_max)
             async with asyncio.timeout(CATCH_UP_SECONDS_MAX):
                 # Just after the start the view may still be opening.
                 view = await kept.at(at)
             return await view.read(asked, table, bytes_max)
-
-    @contextlib.contextmanager
-    def _reported_as_behind(self, asked: int) -> Generator[None]:
-        try:
-            yield
         except (Closed, sqlite3.Error, TimeoutError) as error:
-            raise self._behind(asked) from error
+            raise self._behind(at) from error
 
     def _behind(self, asked: int) -> Unavailable:
         return Unavailable(
@@ -188,16 +182,14 @@ class EmbeddedView:
         """Keep the view up with this leadership. Its file is next to the log, or it is temporary."""
         if not self.enabled:
             return
-        self._kept = self._kept_for(service, in_log_directory)
-        self._reads = CurrentReads(service, self._kept, self._memory_bytes)
-
-    def _kept_for(self, service: FeedSource, in_log_directory: bool) -> ViewChild | ViewInProcess:
         if urlsplit(self._start.log_url).scheme == "memory":
-            return ViewInProcess(service, self._subscribe)
-        directory = view_directory(self._start.log_url) if in_log_directory else None
-        start = msgspec.structs.replace(self._start, log_id=service.log_id)
-        place = self._temporary_directory if directory is None else partial(str, directory)
-        return ViewChild(start, service, self.counts, place)
+            self._kept = ViewInProcess(service, self._subscribe)
+        else:
+            directory = view_directory(self._start.log_url) if in_log_directory else None
+            start = msgspec.structs.replace(self._start, log_id=service.log_id)
+            place = self._temporary_directory if directory is None else partial(str, directory)
+            self._kept = ViewChild(start, service, self.counts, place)
+        self._reads = CurrentReads(service, self._kept, self._memory_bytes)
 
     def _temporary_directory(self) -> str:
         """It stays for the next leadership of this process, whose view then goes on with the file."""
@@ -226,12 +218,37 @@ RETRY_SECONDS: Final = 1.0
 Subscribe = Callable[[int, bool], AsyncIterator[EventBatch]]
 
 
-class MemoryReads:
-    """Reads of a view in memory, and of the records of jobs next to it, in the shape of those of a file."""
+class ViewInProcess:
+    """One leadership's view in memory, with the records of jobs next to it."""
 
-    def __init__(self, view: View, jobs: Layer) -> None:
-        self._view = view
-        self._jobs = jobs
+    def __init__(self, service: FeedSource, subscribe: Subscribe) -> None:
+        self._service = service
+        self._subscribe = subscribe
+        self._view = View.memory()
+        self._jobs = Layer(is_ground=True)
+        self._damage: ViewDamage | None = None
+        self._following = asyncio.get_running_loop().create_task(self._follow())
+
+    @property
+    def version(self) -> int:
+        """Everything at or below is shown."""
+        return self._view.version
+
+    async def at(self, version: int) -> ViewInProcess:
+        """The view, once it shows everything up to ``version``. Raises: Closed, CorruptData."""
+        view = self._view
+        if view.version < version:
+            reached = asyncio.ensure_future(view.reached(version))
+            try:
+                await asyncio.wait({reached, self._following}, return_when=asyncio.FIRST_COMPLETED)
+                if self._damage is not None:
+                    raise self._damage.error()
+                if not reached.done() or view is not self._view:
+                    raise Closed("this view is not kept any more")
+                reached.result()
+            finally:
+                reached.cancel()
+        return self
 
     async def read(self, asked: Sequence[Asked], table: Table, bytes_max: int) -> ViewAnswer:
         """As ``ViewFile.read``."""
@@ -251,39 +268,6 @@ class MemoryReads:
         entries = ((key, self._jobs.changes[key]) for key in self._jobs.walk(begin, end))
         rows = ((key, *stored) for key, stored in entries if stored is not None)
         return page_of(rows, self._view.version, limit, bytes_max)
-
-
-class ViewInProcess:
-    """One leadership's view in memory."""
-
-    def __init__(self, service: FeedSource, subscribe: Subscribe) -> None:
-        self._service = service
-        self._subscribe = subscribe
-        self._view = View.memory()
-        self._jobs = Layer(is_ground=True)
-        self._damage: ViewDamage | None = None
-        self._following = asyncio.get_running_loop().create_task(self._follow())
-
-    @property
-    def version(self) -> int:
-        """Everything at or below is shown."""
-        return self._view.version
-
-    async def at(self, version: int) -> MemoryReads:
-        """The view, once it shows everything up to ``version``. Raises: Closed, CorruptData."""
-        view = self._view
-        if view.version < version:
-            reached = asyncio.ensure_future(view.reached(version))
-            try:
-                await asyncio.wait({reached, self._following}, return_when=asyncio.FIRST_COMPLETED)
-                if self._damage is not None:
-                    raise self._damage.error()
-                if not reached.done():
-                    raise Closed("this view is not kept any more")
-                reached.result()
-            finally:
-                reached.cancel()
-        return MemoryReads(view, self._jobs)
 
     async def close(self) -> None:
         """Stop following."""

@@ -89,7 +89,7 @@ class ViewProcess:
         while True:
             try:
                 with contextlib.closing(ViewBuilder(path, self._start.log_id)) as builder:
-                    await self._keep(path, builder)
+                    await self._keep(builder)
             except (CorruptData, InvalidRequest, NotFound) as error:
                 log.warning("view_starts_over", error=str(error))
                 for suffix in ("", "-wal", "-shm"):
@@ -99,23 +99,23 @@ class ViewProcess:
                 log.warning("view_interrupted", error=str(error))
             await self._pause()
 
-    async def _keep(self, path: Path, builder: ViewBuilder) -> None:
+    async def _keep(self, builder: ViewBuilder) -> None:
         """Follow the log with one builder, over every interruption of the store."""
         began_at = builder.position[0]
         walker: ChainWalker | None = None
         while True:
             try:
                 if walker is None:
-                    walker = await self._stand(path, builder)
-                await self._follow(path, builder, walker)
+                    walker = await self._stand(builder)
+                await self._follow(builder, walker)
             except CorruptData as error:
                 if began_at and error.code is not Code.CORRUPT_BATCH:
                     raise
-                await self._stay_before(error, path, builder)
+                await self._stay_before(error, builder)
             except Unavailable as error:
                 log.warning("view_interrupted", error=str(error), view_version=builder.seen[0])
                 if walker is not None:  # before it stands, the file may be of another state than the log's
-                    self._flush(path, builder)
+                    self._flush(builder)
             await self._pause()
 
     async def _pause(self) -> None:
@@ -124,44 +124,44 @@ class ViewProcess:
         if self._newest is not None:
             self._news.set()
 
-    async def _stay_before(self, error: CorruptData, path: Path, builder: ViewBuilder) -> NoReturn:
+    async def _stay_before(self, error: CorruptData, builder: ViewBuilder) -> NoReturn:
         """Show the part before the damage, until the server ends this process."""
         builder.flush()
         log.error("view_stops_at_damage", error=str(error), code=str(error.code), view_version=builder.position[0])
-        self._report(path, builder, done=False, damage=ViewDamage.of(error))
+        self._report(builder, done=False, damage=ViewDamage.of(error))
         await asyncio.get_running_loop().create_future()
         raise AssertionError("nothing sets this future")
 
-    async def _stand(self, path: Path, builder: ViewBuilder) -> ChainWalker:
+    async def _stand(self, builder: ViewBuilder) -> ChainWalker:
         """Bring the builder to where the log goes on, and return a walker there. An interruption keeps what it has."""
-        announcement = await self._next(path, builder)
+        announcement = await self._next(builder)
         if not builder.seen.version:
-            await self._load_snapshot(path, builder, announcement)
+            await self._load_snapshot(builder, announcement)
         if self._older is not None:
-            announcement = await self._add_older(self._older, path, builder, announcement)
+            announcement = await self._add_older(self._older, builder, announcement)
         walker = await self._walker_after(builder.position, announcement)
         if walker.head is not None and walker.head.last_version > builder.seen[0]:
             # Before genesis there is nothing to stand on: the walk begins at the claim, whose version is settled too.
             builder.add(walker.head, b"")
         self._flush_due = asyncio.get_running_loop().time() + FLUSH_SECONDS
-        self._report(path, builder, done=False)
+        self._report(builder, done=False)
         self._news.set()
         return walker
 
-    async def _follow(self, path: Path, builder: ViewBuilder, walker: ChainWalker) -> None:
+    async def _follow(self, builder: ViewBuilder, walker: ChainWalker) -> None:
         """Read on from ``walker``, which stays at the last object that the builder took."""
         loop = asyncio.get_running_loop()
         while True:
-            announcement = await self._next(path, builder)
+            announcement = await self._next(builder)
             async for logged in follow(self._store, walker, until=Slot(announcement.slot), prefetch=PREFETCH):
                 builder.add(logged.header, logged.data)
                 if builder.waiting_bytes >= FLUSH_BYTES or loop.time() >= self._flush_due:
-                    self._flush(path, builder)
+                    self._flush(builder)
             if announcement.flush:
-                self._flush(path, builder)
-            self._report(path, builder, done=True)
+                self._flush(builder)
+            self._report(builder, done=True)
 
-    async def _load_snapshot(self, path: Path, builder: ViewBuilder, announcement: Announcement) -> None:
+    async def _load_snapshot(self, builder: ViewBuilder, announcement: Announcement) -> None:
         """Begin a new file with the newest snapshot of the log, if there is one that can be read."""
         newest = await find_header(self._store, announcement.slot)
         claim = await find_header(self._store, announcement.claim)
@@ -175,7 +175,7 @@ class ViewProcess:
             lineage = await lineage_of(store, claim)
             async with contextlib.aclosing(snapshots_back(store, lineage, newest.last_version)) as manifests:
                 async for manifest in manifests:
-                    if await self._load(path, builder, announcement, store, manifest):
+                    if await self._load(builder, announcement, store, manifest):
                         return
         except (CorruptData, NotFound, StoreDenies) as error:
             log.warning("view_passes_over_snapshot", error=str(error))
@@ -183,7 +183,7 @@ class ViewProcess:
             await store.close()
 
     async def _load(
-        self, path: Path, builder: ViewBuilder, announcement: Announcement, store: ObjectReader, manifest: Manifest
+        self, builder: ViewBuilder, announcement: Announcement, store: ObjectReader, manifest: Manifest
     ) -> bool:
         """Whether the file now has this snapshot. A damaged one leaves the file as it was: an older one may do."""
         try:
@@ -193,12 +193,10 @@ class ViewProcess:
             log.warning("view_passes_over_snapshot", error=str(error))
             return False
         log.info("view_reads_snapshot", version=manifest.version, rows=manifest.rows)
-        self._report(path, builder, done=False)
+        self._report(builder, done=False)
         return True
 
-    async def _add_older(
-        self, older: OlderHistory, path: Path, builder: ViewBuilder, announcement: Announcement
-    ) -> Announcement:
+    async def _add_older(self, older: OlderHistory, builder: ViewBuilder, announcement: Announcement) -> Announcement:
         """Read segments from the file's position up to the announcement. Returns the newest announcement."""
         through = await older.through(self._start.log_id)
         newest = await find_header(self._store, announcement.slot)
@@ -213,7 +211,7 @@ class ViewProcess:
                 async for batch in batches:
                     builder.add_events(batch.events)
                     if builder.waiting_bytes >= FLUSH_BYTES:
-                        self._flush(path, builder)
+                        self._flush(builder)
         except (CorruptData, Unavailable) as error:
             if isinstance(error, Unavailable) and newest.truncated_through > builder.seen[0]:
                 raise  # the log alone does not have what comes next
@@ -222,28 +220,28 @@ class ViewProcess:
             builder.flush()
         return self._newest or announcement
 
-    async def _next(self, path: Path, builder: ViewBuilder) -> Announcement:
+    async def _next(self, builder: ViewBuilder) -> Announcement:
         """Wait for a new announcement, and flush meanwhile when that is due."""
         while builder.seen != builder.position and not self._news.is_set():
             try:
                 async with asyncio.timeout_at(self._flush_due):
                     await self._news.wait()
             except TimeoutError:
-                self._flush(path, builder)
+                self._flush(builder)
         await self._news.wait()
         self._news.clear()
         assert self._newest is not None, "news is an announcement"
         return self._newest
 
-    def _flush(self, path: Path, builder: ViewBuilder) -> None:
+    def _flush(self, builder: ViewBuilder) -> None:
         builder.flush()
         self._flush_due = asyncio.get_running_loop().time() + FLUSH_SECONDS
-        self._report(path, builder, done=False)
+        self._report(builder, done=False)
 
-    def _report(self, path: Path, builder: ViewBuilder, *, done: bool, damage: ViewDamage | None = None) -> None:
+    def _report(self, builder: ViewBuilder, *, done: bool, damage: ViewDamage | None = None) -> None:
         counts = self._metrics.kinds().values()
         report = ViewReport(
-            str(path),
+            str(builder.path),
             builder.position[0],
             done,
             damage,
@@ -274,18 +272,14 @@ class ViewProcess:
         return walker
 
 
-def _open_lock(directory: Path) -> int:
-    """Open the lock in the server's directory, which an orphaned process must not make again."""
-    lock = private(str(directory / "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-    restrict_to_owner(str(directory / "lock"))
-    return lock
-
-
 async def _place(start: ViewStart, stack: contextlib.ExitStack) -> Path:
     """Where the file is kept, by this process alone until ``stack`` ends."""
     name = f"{start.log_id}.sqlite"
-    lock = _open_lock(Path(start.directory))
+    # In the server's directory, which an orphaned process must not make again.
+    path = os.path.join(start.directory, "lock")
+    lock = private(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     stack.callback(os.close, lock)
+    restrict_to_owner(path)
     # The process of a server that was killed a moment ago may still be on its way out.
     for _ in range(round(LOCK_SECONDS / LOCK_EVERY_SECONDS)):
         with contextlib.suppress(BlockingIOError):
@@ -359,6 +353,7 @@ class ViewBuilder:
     """
 
     def __init__(self, path: Path, log_id: str) -> None:
+        self.path = path
         self._connection, self.position = open_for_writer(path)
         if self.position.log_id not in (None, log_id):
             self._connection.close()

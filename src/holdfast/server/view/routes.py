@@ -18,7 +18,7 @@ from holdfast.commit.format.transaction import prefix_end
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.key_scope import EVERYTHING, KeyScope
-from holdfast.server.http.requests import key_from_text, position_of, text_key
+from holdfast.server.http.requests import key_from_text, position_of, range_of, text_key
 from holdfast.server.http.responses import LeaderHint, error_body, without_traceback
 from holdfast.server.http.rights_table import ScopeRule
 from holdfast.server.http.routes import (
@@ -79,11 +79,6 @@ def decode_read(data: bytes) -> JsonRead:
         raise undecodable(error) from error
 
 
-def asked_of(request: JsonRead, scope: KeyScope) -> list[Asked | HoldfastError]:
-    """What each item asks for, or why it is not read."""
-    return [_item(each, index, scope) for index, each in enumerate(request.items)]
-
-
 def within_scope(item: Asked | HoldfastError, scope: KeyScope) -> Asked | HoldfastError:
     """The item, or the error where it is outside the scope."""
     if isinstance(item, HoldfastError) or scope.is_everything:
@@ -93,6 +88,7 @@ def within_scope(item: Asked | HoldfastError, scope: KeyScope) -> Asked | Holdfa
 
 
 def _item(item: JsonReadKey | JsonReadRange, index: int, scope: KeyScope) -> Asked | HoldfastError:
+    """What an item asks for, or why it is not read."""
     try:
         return within_scope(_asked(item, f"$.items[{index}]"), scope)
     except InvalidRequest as error:
@@ -105,13 +101,7 @@ def _asked(item: JsonReadKey | JsonReadRange, path: str) -> Asked:
     begin = optional_bytes("begin", item.begin, item.begin_text, path)
     end = optional_bytes("end", item.end, item.end_text, path)
     prefix = optional_bytes("prefix", item.prefix, item.prefix_text, path)
-    if prefix is not None:
-        if begin is not None or end is not None:
-            raise InvalidRequest(f"prefix excludes begin and end: it is a range by itself - at `{path}`")
-        return KeyRange(prefix, prefix_end(prefix), item.limit)
-    if end is not None and (begin or b"") >= end:
-        raise InvalidRequest(f"begin must be below end - at `{path}`", code=Code.BAD_RANGE)
-    return KeyRange(begin or b"", end, item.limit)
+    return KeyRange(*range_of(begin, end, prefix, f" - at `{path}`"), item.limit)
 
 
 _KEY: Final = {"type": "string", "format": "base64url"}
@@ -128,6 +118,13 @@ _CODES: Final = (
     Code.STORE_UNAVAILABLE,
     Code.CORRUPT_LOG, Code.CORRUPT_BATCH,
 )  # fmt: skip
+
+
+def _limit(description: str) -> Parameter:
+    schema = {"type": "integer", "minimum": 1, "maximum": RANGE_LIMIT_MAX, "default": RANGE_LIMIT_DEFAULT}
+    return Parameter("limit", "query", schema, description)
+
+
 _READ_CODES: Final = (*_CODES, Code.LEADER_CHANGED)
 
 
@@ -230,12 +227,7 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
                 *key_parameters("end", "Up to and without this key; to the last key without it"),
                 *key_parameters("prefix", "All keys that start so; not together with begin and end"),
                 _TEXT,
-                Parameter(
-                    "limit", "query",
-                    {"type": "integer", "minimum": 1, "maximum": RANGE_LIMIT_MAX, "default": RANGE_LIMIT_DEFAULT},
-                    "How many keys at most",
-                ),
-                _AT, _CONSISTENCY,
+                _limit("How many keys at most"), _AT, _CONSISTENCY,
             ),
         ),
         Route(
@@ -250,7 +242,8 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
 async def _read_items(gateway: Gateway, embedded: EmbeddedView, call: Call) -> Response:
     request = decode_read(await call.body())
     position = None if request.at is None else position_of("at", request.at)
-    asked = asked_of(request, _scope_of(call))
+    scope = _scope_of(call)
+    asked = [_item(each, index, scope) for index, each in enumerate(request.items)]
     at = await _asked_version(gateway, position, request.consistency)
     each = await embedded.read([item for item in asked if not isinstance(item, HoldfastError)], at=at, room=call.room)
     call.require_right_to_see()
@@ -275,17 +268,12 @@ def _answer(
     """The results in the order of ``asked``, up to the first item that did not fit. Errors are in their place, also
     those of ``shown``: what the caller may see."""
     items: list[ReadResult] = []
-    read = 0
-    for index, item in enumerate(asked):
-        if isinstance(item, HoldfastError):
-            items.append(_result(index, item, leader, text=text))
-        elif read < len(each.results):
-            problem = shown[index]
-            found = problem if isinstance(problem, HoldfastError) else each.results[read]
-            items.append(_result(index, found, leader, text=text))
-            read += 1
-        else:
+    results = iter(each.results)
+    for index, (item, problem) in enumerate(zip(asked, shown, strict=True)):
+        result = item if isinstance(item, HoldfastError) else next(results, item)
+        if isinstance(result, bytes | KeyRange):
             return ReadAnswer(each.version, tuple(items), more=True)
+        items.append(_result(index, problem if isinstance(problem, HoldfastError) else result, leader, text=text))
     return ReadAnswer(each.version, tuple(items))
 
 
@@ -335,12 +323,7 @@ def job_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
             parameters=(
                 Parameter("prefix", "query", {"type": "string"}, "Only jobs whose names begin so"),
                 Parameter("after", "query", {"type": "string"}, "Only jobs with names above this one"),
-                Parameter(
-                    "limit", "query",
-                    {"type": "integer", "minimum": 1, "maximum": RANGE_LIMIT_MAX, "default": RANGE_LIMIT_DEFAULT},
-                    "At most this many records",
-                ),
-                _AT,
+                _limit("At most this many records"), _AT,
             ),
         ),
     )  # fmt: skip
