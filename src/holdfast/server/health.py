@@ -164,18 +164,15 @@ class StoreWatch:
         # Before the first success nothing leads here.
         if store is not None and not store.is_healthy and store.last_success_seconds is not None:
             waits.append(("the store does not answer", (time.monotonic() - store.last_success_seconds) * 1000))
+        # Anybody may ask; where that is not everybody's service, what a store says is for the log alone.
+        failure = "" if store is None or self._gateway.authenticator.required else store.last_failure
         for what, waited_ms in waits:
             if waited_ms > self._stalled_ms_max:
-                return self._unavailable(what, waited_ms)
+                return Unavailable(
+                    what,
+                    code=Code.STORE_UNAVAILABLE,
+                    retry_after_ms=RETRY_AFTER_MS,
+                    waited_ms=round(waited_ms),
+                    cause=failure or None,
+                )
         return None
-
-    def _unavailable(self, what: str, waited_ms: float) -> HoldfastError:
-        # Anybody may ask; where that is not everybody's service, what a store says is for the log alone.
-        failure = "" if self.store is None or self._gateway.authenticator.required else self.store.last_failure
-        return Unavailable(
-            what,
-            code=Code.STORE_UNAVAILABLE,
-            retry_after_ms=RETRY_AFTER_MS,
-            waited_ms=round(waited_ms),
-            cause=failure or None,
-        )

@@ -162,8 +162,8 @@ class _Process:
         definitions = settings.stores.definitions
         self._definition = None if definitions is None else read_definitions(definitions)
 
-    def _hosted_stores(self, settings: Settings) -> StoreHost | None:
-        stores = settings.stores
+    def _hosted_stores(self) -> StoreHost | None:
+        stores = self._settings.stores
         if stores.hosted is None or self._serving.read_only:
             return None
         host = StoreHost(
@@ -210,7 +210,7 @@ class _Process:
             settings.view.memory_bytes,
         )
         self._metrics.view = self._view
-        self._stores = self._hosted_stores(settings)
+        self._stores = self._hosted_stores()
         self._metrics.stores = self._stores
         if self._stores is not None:
             self._gateway.stores = GatewayStores(self._stores)
@@ -323,7 +323,8 @@ class _Process:
                 if not self._stands_by():
                     return {"resigned": 0, "deposed": 4}.get(end.kind, 6)
                 pause = AFTER_STEPPING_DOWN_SECONDS if self._gateway.stands_by_next else AFTER_LEADERSHIP_SECONDS
-                if await self._stopped_within(random.uniform(*pause)):
+                await asyncio.wait({self._stop}, timeout=random.uniform(*pause))
+                if self._stop.done():
                     return 0
         except AssertionError as error:
             report_broken(asyncio.get_running_loop(), error)
@@ -583,10 +584,6 @@ class _Process:
         self._stopping.begin()
         if not self._stop.done():
             self._stop.set_result(None)
-
-    async def _stopped_within(self, seconds: float) -> bool:
-        await asyncio.wait({self._stop}, timeout=seconds)
-        return self._stop.done()
 
 
 def _budgeted(opened: ObjectStore, settings: Settings) -> BudgetedStore:

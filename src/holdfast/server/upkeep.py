@@ -29,7 +29,7 @@ from holdfast.server.health import StoreWatch
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.stores.subscribers import wall_ms
 from holdfast.server.view.embedded_view import EmbeddedView
-from holdfast.settings import RetentionSettings, Settings
+from holdfast.settings import Settings
 from holdfast.snapshots.schedule import ScheduleOptions, SnapshotSchedule
 from holdfast.soundness import report_broken
 from holdfast.view.storage import Row
@@ -146,9 +146,14 @@ class Upkeep:
             wanted=lambda: retention.state.warning == NO_SNAPSHOT,
         )
         schedule = SnapshotSchedule(service, service.store, options)
+
+        def verify_words(parameters: Mapping[str, int]) -> tuple[str, ...]:
+            after, through = str(parameters["after"]), str(parameters["through"])
+            return "log", "verify", log_settings.url, "--after", after, "--through", through, *printed
+
         printed = ("--json", "--progress-lines")
         snapshot = LogJob("snapshot", lambda _: ("log", "snapshot", log_settings.url, *printed), wall_ms, made)
-        verify = LogJob("verification", partial(_verify_words, log_settings.url, printed), wall_ms, verified)
+        verify = LogJob("verification", verify_words, wall_ms, verified)
         self.jobs.lead(snapshot, verify)
         self._snapshotting = _begin(schedule.run(), "snapshots_ended")
 
@@ -163,20 +168,21 @@ class Upkeep:
             begin = page.rows[-1][0] + b"\0"
 
     def _truncator_options(self, service: CommitService) -> TruncatorOptions:
-        settings = self.settings
-        older = self.older
+        settings, older, limits = self.settings, self.older, self.settings.retention
 
         async def segments_through() -> int:
             assert older is not None, "only asked where a table is configured"
             return await older.through(service.log_id)
 
         return TruncatorOptions(
-            policy=_policy_of(settings.retention),
+            policy=None
+            if limits.max_age_seconds is limits.max_bytes is None
+            else RetentionPolicy(max_age_seconds=limits.max_age_seconds, max_bytes=limits.max_bytes),
             snapshots_keep=settings.snapshots.keep,
-            min_age_seconds=settings.retention.min_age_seconds,
-            check_seconds=settings.retention.check_seconds,
-            deletes_per_second=settings.retention.deletes_per_second,
-            warn_after_seconds=settings.retention.warn_after_seconds,
+            min_age_seconds=limits.min_age_seconds,
+            check_seconds=limits.check_seconds,
+            deletes_per_second=limits.deletes_per_second,
+            warn_after_seconds=limits.warn_after_seconds,
             segments_through=None if older is None else segments_through,
             stores_from=self.oldest_checkpoint,
             job_holds=self._job_holds if self.view.enabled else None,
@@ -185,11 +191,6 @@ class Upkeep:
 
 
 JOBS_PAGE: Final = 1_000
-
-
-def _verify_words(log_url: str, printed: tuple[str, ...], parameters: Mapping[str, int]) -> tuple[str, ...]:
-    after, through = str(parameters["after"]), str(parameters["through"])
-    return "log", "verify", log_url, "--after", after, "--through", through, *printed
 
 
 def _begin(work: Coroutine[object, object, None], event: str) -> asyncio.Task[None]:
@@ -204,9 +205,3 @@ def _tell_ended(event: str, work: asyncio.Task[None]) -> None:
         if isinstance(error, AssertionError):
             report_broken(work.get_loop(), error)
         log.error(event, exc_info=error)
-
-
-def _policy_of(settings: RetentionSettings) -> RetentionPolicy | None:
-    if settings.max_age_seconds is None and settings.max_bytes is None:
-        return None
-    return RetentionPolicy(max_age_seconds=settings.max_age_seconds, max_bytes=settings.max_bytes)

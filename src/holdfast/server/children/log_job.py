@@ -12,6 +12,7 @@ import contextlib
 import sys
 from asyncio import StreamReader
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -43,28 +44,22 @@ def seconds_of(state: LogJobState) -> float:
     return round((state.ended_ms - state.began_ms) / 1000, 1)
 
 
+@dataclass(eq=False)
 class LogJob:
-    """One kind of job. ``state`` is that of the newest one."""
+    """One kind of job. ``state`` is that of the newest one.
 
-    def __init__(
-        self,
-        name: str,
-        command: Callable[[Mapping[str, int]], Sequence[str]],
-        now_ms: Callable[[], int],
-        done: Callable[[LogJobState], None],
-        *,
-        program: Sequence[str] = PROGRAM,
-    ) -> None:
-        """``command``: the words after ``program`` for some parameters; the command prints JSON. ``done`` is called
-        with the state of a job that is done."""
-        self._name = name
-        self._command = command
-        self._now_ms = now_ms
-        self._done = done
-        self._program = program
-        self._work: asyncio.Task[LogJobState] | None = None
-        self._is_closed = False
-        self.state = LogJobState("idle")
+    ``command``: the words after ``program`` for some parameters; the command prints JSON. ``done`` is called with the
+    state of a job that is done.
+    """
+
+    name: str
+    command: Callable[[Mapping[str, int]], Sequence[str]]
+    now_ms: Callable[[], int]
+    done: Callable[[LogJobState], None]
+    program: Sequence[str] = PROGRAM
+    state: LogJobState = field(default_factory=lambda: LogJobState("idle"), init=False)
+    _work: asyncio.Task[LogJobState] | None = field(default=None, init=False)
+    _is_closed: bool = field(default=False, init=False)
 
     @property
     def is_running(self) -> bool:
@@ -74,12 +69,10 @@ class LogJob:
     def begin(self, parameters: Mapping[str, int]) -> None:
         """Start a job, unless one is running. Raises: Unavailable after ``close``."""
         if self._is_closed:
-            raise Unavailable(
-                f"no {self._name} begins any more: this leadership has ended", code=Code.STORE_UNAVAILABLE
-            )
+            raise Unavailable(f"no {self.name} begins any more: this leadership has ended", code=Code.STORE_UNAVAILABLE)
         if not self.is_running:
-            self.state = LogJobState("running", dict(parameters), self._now_ms())
-            self._work = asyncio.ensure_future(self._in_process(self._command(parameters)))
+            self.state = LogJobState("running", dict(parameters), self.now_ms())
+            self._work = asyncio.ensure_future(self._in_process(self.command(parameters)))
             self._work.add_done_callback(self._ended)
 
     async def wait(self) -> LogJobState:
@@ -88,7 +81,7 @@ class LogJob:
         await asyncio.wait({self._work})
         if self.state.state != "done":
             cause = self.state.error or self.state.state
-            raise Unavailable(f"the process for a {self._name} failed", code=Code.STORE_UNAVAILABLE, cause=cause)
+            raise Unavailable(f"the process for a {self.name} failed", code=Code.STORE_UNAVAILABLE, cause=cause)
         return self.state
 
     async def cancel(self) -> None:
@@ -111,16 +104,16 @@ class LogJob:
             ended = msgspec.structs.replace(self.state, state="failed", code=Code.INTERNAL.value, error=text)
         else:
             ended = work.result()
-        self.state = msgspec.structs.replace(ended, ended_ms=self._now_ms())
+        self.state = msgspec.structs.replace(ended, ended_ms=self.now_ms())
         if self.state.state == "done":
-            self._done(self.state)
+            self.done(self.state)
         elif self.state.state == "failed":
-            log.warning("log_job_failed", job=self._name, code=self.state.code, error=self.state.error)
+            log.warning("log_job_failed", job=self.name, code=self.state.code, error=self.state.error)
         else:
-            log.info("log_job_cancelled", job=self._name)
+            log.info("log_job_cancelled", job=self.name)
 
     async def _in_process(self, command: Sequence[str]) -> LogJobState:
-        process = await BackgroundProcess.start((*self._program, *command), nice=NICE, has_errors=True)
+        process = await BackgroundProcess.start((*self.program, *command), nice=NICE, has_errors=True)
         reading = asyncio.gather(self._result(process.output), _end_of(process.errors))
         try:
             result, errors = await reading
