@@ -6,34 +6,28 @@ be sent.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
-import select
-import socket
-import ssl
+import selectors
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Final, TypeVar
+from functools import cached_property, partial
+from typing import Any, Final, TypeVar
 
 from holdfast.client.protocol.effects import Failed, Response, Send, Wait
 from holdfast.client.protocol.endpoint import Endpoint
-from holdfast.client.protocol.http1 import problem_with, reason_of
-from holdfast.client.protocol.lookout import ANOTHER_LEADS
-from holdfast.client.protocol.options import SubscriberOptions
 from holdfast.client.protocol.stores.acknowledgements import OnReply
 from holdfast.client.protocol.stores.publisher import LINGER, PublisherMachine, Sent, receipt_of
-from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine, Talk
-from holdfast.client.protocol.stores.web_socket import WebSocket
 from holdfast.client.transport.clock import draw_wait_ms, now_ms
-from holdfast.client.transport.sync import RECEIVE_BYTES, Awaited, Connection, Event, LookoutTask, Pool, ticks
+from holdfast.client.transport.subscribing import Line, SubscriberSteps
+from holdfast.client.transport.sync import Event, Pool, ticks
 from holdfast.errors import Closed, HoldfastError, InternalError
 from holdfast.wire.parts import Message, Receipt
 
 __all__ = ["Event", "Pool", "PublisherDriver", "SubscriberDriver", "run_each"]
 
-EARLY_MS: Final = 1.0
-"""A millisecond early would find nothing due and sleep again."""
 REPORT_SECONDS_MAX: Final = 0.05
 READ_SECONDS_MAX: Final = 0.25
 """How long a message waits at most until it is reported as started."""
@@ -172,66 +166,49 @@ class PublisherDriver:
             self._changed.wait(None if math.isinf(left_ms) else left_ms / 1000)
 
 
-class SubscriberDriver:
-    """Carries out the steps of one subscriber's machine in its own thread, also while the application is busy. An error
-    in the thread ends the subscriber."""
+class _Selector(selectors.DefaultSelector):
+    """Calls ``hears`` with True when a loop is about to read, and with False when it has passed on what it read."""
 
-    def __init__(
-        self,
-        machine: SubscriberMachine,
-        options: SubscriberOptions,
-        token: str | None,
-        tls: ssl.SSLContext | None,
-        watch: LookoutTask,
-    ) -> None:
-        self._machine = machine
-        self._options = options
-        self._token = token
-        self._tls = tls
-        self._watch = watch
-        self._connecting: Awaited | None = None
-        self._changed = threading.Condition(threading.RLock())
-        self.lock = self._changed
-        self.wait = self._changed.wait
-        self.wait_for = self._changed.wait_for
-        self._thread: threading.Thread | None = None
-        self._wakes, self._woken_by = socket.socketpair()
-        self._wakes.setblocking(False)
-        self._sleeps_until_ms = math.inf
-        self._saying = False  # the thread has taken frames and not sent them yet
-        self._hearing = False  # the thread is about to read bytes, or has not passed them on yet
-        self._line: _Line | None = None
+    def __init__(self, hears: Callable[[bool], None]) -> None:
+        super().__init__()
+        self._hears = hears
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """As the loop wants."""
+        self._hears(False)
+        events = super().select(timeout)
+        self._hears(bool(events))
+        return events
+
+
+class SubscriberDriver(SubscriberSteps):
+    """The steps of one subscriber's machine, on a loop in a thread of its own, also while the application is busy. An
+    error in the thread ends the subscriber."""
+
+    _thread: threading.Thread | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
+    _over: asyncio.Future[None] | None = None
+    _is_woken = False
+    _is_hearing = False
+    """Whether the thread is about to read bytes, or has not passed them on yet."""
+
+    @cached_property
+    def lock(self) -> threading.Condition:
+        """Of the machine."""
+        return threading.Condition(threading.RLock())
 
     def start(self) -> None:
         """Connect, unless that was begun before."""
-        if self._thread is None:
+        if not self._started:
+            self._started = True
             self._watch.add(self)
-            self._thread = threading.Thread(target=self._work, daemon=True)
+            self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()
-
-    def awaited(self, at_ms: float) -> list[tuple[Endpoint, float]]:
-        """See ``Waiting``."""
-        del at_ms
-        with self._changed:
-            awaited = self._machine.awaited
-        return [] if awaited is None else [awaited]
-
-    def leave(self, endpoints: Collection[Endpoint], at_ms: float) -> None:
-        """See ``Waiting``."""
-        with self._changed:
-            awaited = self._machine.awaited
-            if awaited is not None and awaited[0] in endpoints:
-                self._machine.lost(at_ms, ANOTHER_LEADS)
-                if self._connecting is not None:
-                    self._connecting.leave()
-                if self._line is not None:
-                    self._line.connection.cut_off()  # the thread may be sending to a peer that does not read
-                self._wake()
 
     def schedule(self) -> None:
         """See that outgoing frames are sent, now or before the thread wakes by itself."""
         machine = self._machine
-        if machine.has_outgoing or (machine.is_attached and machine.send_due_ms < self._sleeps_until_ms):
+        if machine.has_outgoing or (machine.is_attached and machine.send_due_ms < self._timer_ms - 1):
             self._wake()
 
     def read_all(self) -> None:
@@ -242,7 +219,7 @@ class SubscriberDriver:
         """
         # In this order: what the thread has read is not on the line any more.
         self.wait_for(
-            lambda: (self._line is None or not self._line.is_behind) and not self._hearing,
+            lambda: (self._line is None or not self._line.is_behind) and not self._is_hearing,
             READ_SECONDS_MAX,
         )
 
@@ -250,7 +227,7 @@ class SubscriberDriver:
         """Report the messages taken last as started, before the application gets them."""
         self.schedule()
         if self._machine.reports_first:
-            self.wait_for(lambda: not self._machine.has_outgoing and not self._saying, REPORT_SECONDS_MAX)
+            self.wait_for(lambda: not self._machine.has_outgoing, REPORT_SECONDS_MAX)
 
     def ask(self, send: Callable[[OnReply], None]) -> Sequence[int]:
         """The service's reply to the frame that ``send`` makes: the stale numbers. Raises: what it refuses with."""
@@ -259,7 +236,7 @@ class SubscriberDriver:
         def done(stale: Sequence[int], error: HoldfastError | None) -> None:
             replies.append((stale, error))
 
-        with self._changed:
+        with self.lock:
             self.start()
             send(done)
             self.schedule()
@@ -269,184 +246,115 @@ class SubscriberDriver:
             raise error
         return stale
 
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until the state may have changed. With the lock held, as all waits."""
+        self.lock.wait(timeout_s)
+
+    def wait_for(self, is_true: Callable[[], bool], timeout_s: float | None = None) -> None:
+        """Wait until this is true."""
+        self.lock.wait_for(is_true, timeout_s)
+
     def notify(self) -> None:
         """End every wait."""
-        with self._changed:
-            self._changed.notify_all()
+        with self.lock:
+            self.lock.notify_all()
 
     def close(self) -> None:
         """Send what is acknowledged, wait up to ``close_linger`` for the replies, and disconnect."""
-        with self._changed:
+        with self.lock:
             self._machine.close()
             if self._thread is not None:
                 self._wake()
                 self.wait_for(lambda: self._machine.has_ended, self._options.close_linger)
             self._machine.end(None)
             self._wake()
-            self._changed.notify_all()
+            self.notify()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        self._wakes.close()
-        self._woken_by.close()
+
+    def awaited(self, at_ms: float) -> list[tuple[Endpoint, float]]:
+        """See ``Waiting``."""
+        with self.lock:
+            return super().awaited(at_ms)
+
+    def leave(self, endpoints: Collection[Endpoint], at_ms: float) -> None:
+        """See ``Waiting``."""
+        self._call_there(partial(super().leave, endpoints, at_ms))
 
     def _wake(self) -> None:
-        self._sleeps_until_ms = -math.inf  # once is enough
-        with contextlib.suppress(BlockingIOError, OSError):
-            self._wakes.send(b"\0")
+        if not self._is_woken:  # once is enough
+            self._is_woken = True
+            self._call_there(self._pump)
 
-    def _work(self) -> None:
-        line: _Line | None = None
+    def _call_there(self, function: Callable[[], None]) -> None:
+        """Have the thread call this, with the lock held."""
+
+        def call() -> None:
+            with self.lock:
+                self._is_woken = False
+                function()
+
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(call)
+
+    # in the thread
+
+    def _run(self) -> None:
         try:
-            while True:
-                with self._changed:
-                    step = self._machine.next_step(now_ms())
-                    self._saying = isinstance(step, Talk) and bool(step.outgoing)
-                match step:
-                    case Connect():
-                        line = self._replace(line, step)
-                    case Talk():
-                        line = self._talk(line, step)
-                    case Wait():
-                        line = self._replace(line, None)
-                        self._pause(draw_wait_ms(step))
-                        with self._changed:
-                            self._machine.waited()
-                    case Ended(outgoing=outgoing):
-                        if line is not None:
-                            with contextlib.suppress(OSError):
-                                line.say(outgoing, probes=False)
-                        return
-        except BaseException as error:
-            broken = InternalError("the subscriber's thread ended")
-            broken.__cause__ = error
-            with self._changed:
-                self._machine.end(broken)
-            raise
+            with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_Selector(self._hears))) as runner:
+                runner.run(self._work())
         finally:
-            self._watch.remove(self)
-            self._replace(line, None)
-            with self._changed:
-                self._changed.notify_all()
+            with self.lock:
+                self._machine.end(InternalError("the subscriber's thread ended"))
+                self._watch.remove(self)
+                self.notify()
 
-    def _replace(self, line: _Line | None, step: Connect | None) -> _Line | None:
-        if line is not None:
-            line.close()
-        self._line = None
-        if step is None:
-            return None
-        self._watch.begin()
-        wait = self._connecting = Awaited(step.endpoint, now_ms())
-        try:
-            made = self._line = _Line(step, self._token, self._tls, wait)
-            return made
-        except (OSError, UnicodeError) as error:
-            with self._changed:
-                self._machine.unreached(now_ms(), reason_of(error), problem_with(step.endpoint, error))
-            return None
-        finally:
-            self._connecting = None
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._broken)
+        self._over = loop.create_future()
+        with self.lock:
+            self._loop = loop
+            self._is_woken = False
+            self._pump()
+        await self._over
+        await self._closing_connections.over()
 
-    def _talk(self, line: _Line | None, step: Talk) -> _Line | None:
-        if line is None:  # the connection was lost while it was made
-            return None
-        try:
-            line.say(step.outgoing, probes=step.probes)
-            if self._watch.rests and (step.probes or step.outgoing):
-                self._watch.begin()
-            if step.outgoing:
-                with self._changed:
-                    self._saying = False
-                    self._changed.notify_all()
-            readable = self._hearing = self._sleep(line, step.timeout_ms)
-            arrived = line.hear() if readable else []
-        except OSError as error:
-            with self._changed:
-                self._hearing = False
-                self._machine.lost(now_ms(), reason_of(error))
-                self._changed.notify_all()
-            return self._replace(line, None)
-        with self._changed:
-            now = now_ms()
-            for data in arrived:
-                line.socket.feed(data, self._machine, now)
-            if readable:
-                self._hearing = False
-                self._changed.notify_all()
-        return line
+    def _broken(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback raised an error."""
+        loop.default_exception_handler(context)
+        broken = InternalError("the subscriber's thread ended")
+        broken.__cause__ = context.get("exception")
+        with self.lock:
+            self._machine.end(broken)
+            self._pump()
 
-    def _sleep(self, line: _Line, timeout_ms: float) -> bool:
-        """Wait until the line is readable (True), the application wakes this thread, or time is up."""
-        with self._changed:
-            machine, now = self._machine, now_ms()
-            if machine.has_outgoing:
-                timeout_ms = 0.0
-            elif machine.is_attached:  # the application may have acknowledged something since the step was made
-                timeout_ms = min(timeout_ms, max(0.0, machine.send_due_ms - now))
-            self._sleeps_until_ms = now + timeout_ms
-        number = line.connection.socket.fileno()
-        return number in self._wait([number], timeout_ms + EARLY_MS if timeout_ms else 0)
+    def _hears(self, is_hearing: bool) -> None:
+        if is_hearing:
+            self._is_hearing = True
+        elif self._is_hearing:
+            with self.lock:
+                self._is_hearing = False
+                self.notify()
 
-    def _pause(self, ms: float) -> None:
-        with self._changed:
-            self._sleeps_until_ms = math.inf  # only closing wakes
-            if self._machine.has_ended:
-                return
-        self._wait([], ms)
+    def _arrived(self, line: Line, data: bytes) -> None:
+        with self.lock:
+            super()._arrived(line, data)
 
-    def _wait(self, numbers: list[int], ms: float) -> set[int]:
-        """The descriptors that are readable or at an end, before time is up or the application wakes this thread."""
-        poll = select.poll()  # a program may have more files open than select can name
-        own = self._woken_by.fileno()
-        for number in (own, *numbers):
-            poll.register(number, select.POLLIN)
-        readable = {number for number, _ in poll.poll(math.ceil(ms))}
-        if own in readable:
-            self._woken_by.recv(4_096)
-        return readable
+    def _unreached(self, line: Line, endpoint: Endpoint, error: OSError | UnicodeError) -> None:
+        with self.lock:
+            super()._unreached(line, endpoint, error)
 
+    def _waited(self) -> None:
+        with self.lock:
+            super()._waited()
 
-class _Line:
-    """One connection and its WebSocket."""
+    def _look(self) -> None:
+        with self.lock:
+            super()._look()
 
-    def __init__(self, step: Connect, token: str | None, tls: ssl.SSLContext | None, wait: Awaited) -> None:
-        """Raises: OSError."""
-        self._timeout_s = step.timeout_ms / 1000
-        self.connection = Connection(step.endpoint, tls, self._timeout_s, wait)
-        self.socket = WebSocket(step.endpoint, step.target, token, step.payload_bytes_max)
-        self._poll = select.poll()
-        self._poll.register(self.connection.socket.fileno(), select.POLLIN)
-        self._write()
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether bytes wait to be read."""
-        return any(mask & select.POLLIN for _, mask in self._poll.poll(0))
-
-    def say(self, outgoing: Sequence[bytes], *, probes: bool) -> None:
-        """Send these. Raises: OSError."""
-        for payload in outgoing:
-            self.socket.send(payload)
-        if probes:
-            self.socket.ping()
-        self._write()
-
-    def hear(self) -> list[bytes]:
-        """What has arrived; no bytes at the end of the connection. Raises: OSError."""
-        raw = self.connection.socket
-        raw.settimeout(self._timeout_s)
-        arrived = [raw.recv(RECEIVE_BYTES)]
-        while isinstance(raw, ssl.SSLSocket) and raw.pending():  # decrypted already, which poll does not report
-            arrived.append(raw.recv(RECEIVE_BYTES))
-        return arrived
-
-    def close(self) -> None:
-        """Send a close frame and close the connection."""
-        self.socket.close()
-        with contextlib.suppress(OSError):
-            self._write()
-        self.connection.close()
-
-    def _write(self) -> None:
-        data = self.socket.take_bytes()
-        if data:
-            self.connection.send(data, self._timeout_s)
+    def _stop(self) -> None:
+        super()._stop()
+        if self._over is not None and not self._over.done():
+            self._over.set_result(None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import threading
 from contextlib import nullcontext
@@ -15,13 +14,12 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.client.aio import subscriber as aio_subscriber
-from holdfast.client.protocol.effects import Wait
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
 from holdfast.client.protocol.options import ClientOptions, SubscriberOptions
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.subscriber import Connect, SubscriberMachine, Talk
 from holdfast.client.sync import subscriber as sync_subscriber
-from holdfast.client.transport import aio, aio_stores, sync, sync_stores
+from holdfast.client.transport import aio, aio_stores, subscribing, sync, sync_stores
 from holdfast.wire.parts import Delivery
 
 
@@ -30,7 +28,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ms = 0.0
-        for module in (aio_stores, sync_stores):
+        for module in (aio_stores, subscribing, sync_stores):
             monkeypatch.setattr(module, "now_ms", lambda: self.now_ms)
 
 
@@ -90,11 +88,8 @@ def test_a_part_of_a_frame_is_a_sign_of_life(clock: Clock, is_blocking: bool) ->
     try:
         for now_ms in (4_000, 8_000, 12_000):
             clock.now_ms = now_ms
-            if is_blocking:
-                assert shell._talk(line, Talk((), False, 0)) is line
-            else:
-                shell._line = line
-                shell._arrived(line, b"part")
+            shell._line = line
+            shell._arrived(line, b"part")
             assert isinstance(machine.next_step(now_ms), Talk)
     finally:
         line.close()
@@ -102,33 +97,22 @@ def test_a_part_of_a_frame_is_a_sign_of_life(clock: Clock, is_blocking: bool) ->
             shell.close()
 
 
-def test_what_is_acknowledged_while_the_thread_goes_to_sleep_goes_out_when_it_is_due(
+def test_what_is_acknowledged_while_the_thread_sleeps_wakes_it_once_to_send_it_when_it_is_due(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = SubscriberOptions(explicit_ack=True)
-    machine, line = attached_machine(options), Halves()
+    machine = attached_machine(options)
     shell = shell_of(sync_stores.SubscriberDriver, machine, options)
-    slept: list[float] = []
-
-    def wait(_numbers: list[int], ms: float) -> set[int]:
-        slept.append(ms)
-        return set()
-
-    def say(*_: object, **__: object) -> None:  # between the machine's step and the sleep, as another thread may
+    woken: list[object] = []
+    monkeypatch.setattr(shell, "_call_there", woken.append)
+    clock.now_ms = 1_000
+    shell._timer_ms = 2_000  # until the next probe
+    for _ in range(2):
         machine.acknowledge([(DELIVERY.seq, DELIVERY.seq)], clock.now_ms)
         shell.schedule()
-
-    monkeypatch.setattr(shell, "_wait", wait)
-    monkeypatch.setattr(line, "say", say)
-    try:
-        clock.now_ms = 1_000
-        step = machine.next_step(1_000)
-        assert isinstance(step, Talk) and step.timeout_ms == 1_000, "until the next probe"
-        shell._talk(line, step)
-        assert slept == [100 + sync_stores.EARLY_MS], "for as long as acknowledgements wait for company"
-    finally:
-        line.close()
-        shell.close()
+    assert woken == [shell._pump]
+    step = machine.next_step(1_000)
+    assert isinstance(step, Talk) and step.timeout_ms == 100, "for as long as acknowledgements wait for company"
 
 
 def frame(**fields: object) -> bytes:
@@ -199,68 +183,27 @@ def test_what_the_thread_has_read_is_passed_on_before_a_message_is_handed_over(m
     machine = attached_machine(options)
     machine.received(messages_frame(1, 2), 0)
     shell = shell_of(sync_stores.SubscriberDriver, machine, options)
-    is_read, is_locked = threading.Event(), threading.Event()
+    monkeypatch.setattr(subscribing, "now_ms", lambda: 0.0)
 
     class Read(Halves):
         is_behind = False
 
-        def hear(self) -> list[bytes]:
-            is_read.set()
-            assert is_locked.wait(10)
-            return [WITHDRAWN]
-
     line = Read()
     line.socket.feed = lambda data, machine, now: machine.received(data, now)
-    monkeypatch.setattr(sync_stores, "now_ms", lambda: 0.0)
     shell._line = line
-    thread = threading.Thread(target=shell._talk, args=(line, Talk((), False, 0)))
-    thread.start()
+
+    def pass_on() -> None:
+        shell._arrived(line, WITHDRAWN)
+        shell._hears(False)
+
+    thread = threading.Thread(target=pass_on)
+    shell._hears(True)
     try:
-        assert is_read.wait(10)
         with shell.lock:
-            is_locked.set()
+            thread.start()
             shell.read_all()
             assert [message.seq for message in machine.take_all(0)] == [2]
     finally:
-        is_locked.set()
         thread.join()
         line.close()
-        shell.close()
-
-
-def test_a_thread_that_sends_to_a_silent_leader_leaves_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = SubscriberOptions(explicit_ack=True)
-    machine = attached_machine(options)
-    monkeypatch.setattr(sync_stores, "now_ms", lambda: 0.0)
-    machine.acknowledge([(1, 1)], 0)
-    assert machine.awaited is not None
-    shell = shell_of(sync_stores.SubscriberDriver, machine, options)
-    is_sending = threading.Event()
-
-    class Full(Halves):
-        """The peer reads nothing, and its buffers are full."""
-
-        def say(self, *_: object, **__: object) -> None:
-            self.connection.socket.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    self.connection.socket.send(b"x" * 65_536)
-            self.connection.socket.settimeout(30)
-            is_sending.set()
-            self.connection.socket.sendall(b"x")
-
-    line = Full()
-    line.connection.cut_off = lambda: sync.cut_off(line.connection.socket)
-    shell._line = line
-    thread = threading.Thread(target=shell._talk, args=(line, Talk((b"ack",), False, 0)))
-    thread.start()
-    try:
-        assert is_sending.wait(10)
-        shell.leave([machine.awaited[0]], 0)
-        thread.join(10)
-        assert not thread.is_alive(), "it does not wait for its time-out"
-        assert isinstance(machine.next_step(0), Wait)
-    finally:
-        line.close()
-        thread.join()
         shell.close()
