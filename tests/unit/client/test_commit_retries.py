@@ -407,7 +407,7 @@ def test_connections_that_a_burst_left_behind_are_not_kept_for_ever(monkeypatch)
     with ScriptedServer() as server:
         place = parse_endpoint(server.url)
         pool = sockets.Pool(QUICK, None, None)
-        old, new = sockets.Connection(place, None, 5.0), sockets.Connection(place, None, 5.0)
+        old, new = (sockets.Connection(sockets.Awaited(place, 0.0), None, 5.0) for _ in range(2))
         pool.give_back(place, old)
         now_ms[0] += QUICK.idle_connection_ms
         pool.give_back(place, new)

@@ -144,7 +144,7 @@ def test_a_connection_whose_wait_was_ended_carries_no_other_request() -> None:
         place = parse_endpoint(server.url)
         pool = sockets.Pool(QUICK, None, None)
         wait = sockets.Awaited(place, 0.0)
-        connection = sockets.Connection(place, None, 5.0, wait)
+        connection = sockets.Connection(wait, None, 5.0)
         wait.leave()
         pool.give_back(place, connection)
         assert pool._take(place, sockets.Awaited(place, 0.0)) is None

@@ -118,18 +118,15 @@ def cut_off(of_connection: socket.socket) -> None:
 class Connection:
     """One socket and its response in progress. Making it ends within ``timeout_s``, except for the name look-up."""
 
-    def __init__(
-        self, endpoint: Endpoint, tls: ssl.SSLContext | None, timeout_s: float, wait: Awaited | None = None
-    ) -> None:
-        at_ms = now_ms()
-        end_ms = at_ms + timeout_s * 1000
-        wait = self.wait = wait if wait is not None else Awaited(endpoint, at_ms)
+    def __init__(self, wait: Awaited, tls: ssl.SSLContext | None, timeout_s: float) -> None:
+        endpoint, self.wait = wait.endpoint, wait
+        end_ms = now_ms() + timeout_s * 1000
         plain = _connected(endpoint, end_ms, wait)
         if endpoint.secure:
-            context = tls if tls is not None else ssl.create_default_context()
+            assert tls is not None, "a secure endpoint has its context"
             try:
                 plain.settimeout(left_s(end_ms))
-                secure = context.wrap_socket(plain, server_hostname=endpoint.host, do_handshake_on_connect=False)
+                secure = tls.wrap_socket(plain, server_hostname=endpoint.host, do_handshake_on_connect=False)
                 plain = secure
                 wait.uses(secure)
                 secure.do_handshake()
@@ -408,7 +405,7 @@ class Pool:
     def _connect(self, endpoint: Endpoint, end_ms: float, wait: Awaited) -> Connection:
         if endpoint.secure and self._tls is None:
             self._tls = ssl.create_default_context()  # once: it reads every authority of the system
-        connection = Connection(endpoint, self._tls, left_s(end_ms), wait)
+        connection = Connection(wait, self._tls, left_s(end_ms))
         if self.closed:  # meanwhile: nothing is sent any more
             connection.close()
             self._require_open()
