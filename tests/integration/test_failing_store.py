@@ -59,7 +59,7 @@ async def read_all(store: ObjectStore, copy: ObjectStore, restored: ObjectStore)
     assert (await survey(store, objects_max=None)).head == newest
     assert (await verify_log(store)).transactions == OBJECTS
     mirrored = await Mirror(store, copy, MirrorOptions()).run()
-    assert (mirrored.version, mirrored.snapshots, mirrored.lag.versions) == (newest.last_version, 1, 0)
+    assert (mirrored.version, mirrored.snapshots, mirrored.lag_versions) == (newest.last_version, 1, 0)
     assert (await restore(store, restored, Point())).version >= newest.last_version
     async for _ in Entries(store).through(claim, newest, after=0):
         pytest.fail("the stores of this log are on a disk")

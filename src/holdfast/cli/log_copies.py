@@ -172,7 +172,7 @@ def mirror(
         if metrics_file is not None:
             _write_metrics(metrics_file, mirrored)
         if follow and mirrored != shown:
-            print_json(_facts(mirrored)) if as_json else print_line(_line(mirrored))
+            print_json(asdict(mirrored)) if as_json else print_line(_line(mirrored))
         shown = mirrored
 
     try:
@@ -180,32 +180,26 @@ def mirror(
     except (KeyboardInterrupt, asyncio.CancelledError):
         return
     if not follow or mirrored.retired:
-        (print_json if as_json else print_fields)(_facts(mirrored))
+        (print_json if as_json else print_fields)(asdict(mirrored))
     if mirrored.retired and not as_json:
         print_line(f"The source is retired. Everything is here: `holdfast log promote {dest}`.")
 
 
-def _facts(mirrored: Mirrored) -> dict[str, object]:
-    facts = asdict(mirrored)
-    lag = facts.pop("lag")
-    return {**facts, **{f"lag_{name}": value for name, value in lag.items()}}
-
-
 def _line(mirrored: Mirrored) -> str:
-    lag = mirrored.lag
-    behind = f"lag {lag.versions} versions, {lag.bytes} bytes, {lag.seconds:.1f} s" if lag.versions else "no lag"
+    lag = f"{mirrored.lag_versions} versions, {mirrored.lag_bytes} bytes, {mirrored.lag_seconds:.1f} s"
+    behind = f"lag {lag}" if mirrored.lag_versions else "no lag"
     return f"version {mirrored.version}, {mirrored.objects} objects, {mirrored.snapshots} snapshots, {behind}"
 
 
 def _write_metrics(path: Path, mirrored: Mirrored) -> None:
-    lag = mirrored.lag
     lines = [
-        f"# HELP holdfast_mirror_{name} {text}\n# TYPE holdfast_mirror_{name} gauge\nholdfast_mirror_{name} {value}\n"
-        for name, text, value in (
-            ("version", "The newest version of the log that the mirror has.", mirrored.version),
-            ("lag_versions", "Versions that the source has and the mirror lacks.", lag.versions),
-            ("lag_bytes", "Bytes of objects that the mirror lacks.", lag.bytes),
-            ("lag_seconds", "Time between the newest objects of source and mirror.", lag.seconds),
+        f"# HELP holdfast_mirror_{name} {text}\n# TYPE holdfast_mirror_{name} gauge\n"
+        f"holdfast_mirror_{name} {getattr(mirrored, name)}\n"
+        for name, text in (
+            ("version", "The newest version of the log that the mirror has."),
+            ("lag_versions", "Versions that the source has and the mirror lacks."),
+            ("lag_bytes", "Bytes of objects that the mirror lacks."),
+            ("lag_seconds", "Time between the newest objects of source and mirror."),
         )
     ]
     unfinished = path.with_name(path.name + ".new")

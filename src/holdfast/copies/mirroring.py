@@ -67,28 +67,21 @@ class MirrorOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class MirrorLag:
-    """What the source has and the mirror lacks.
-
-    ``bytes`` counts at most ``LAG_OBJECTS_MAX`` objects. ``seconds`` is between the newest objects of both, by the
-    clocks of the leaders that wrote them.
-    """
-
-    versions: int
-    bytes: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Mirrored:
-    """How far a mirror is. ``retired``: the source ended with a claim that retires it, which is not copied."""
+    """How far a mirror is. ``retired``: the source ended with a claim that retires it, which is not copied.
+
+    ``lag``: what the source has and the mirror lacks. ``lag_bytes`` counts at most ``LAG_OBJECTS_MAX`` objects,
+    ``lag_seconds`` is between the newest objects of both, by the clocks of the leaders that wrote them.
+    """
 
     source_log_id: str
     version: int
     objects: int
     snapshots: int
-    lag: MirrorLag
     retired: bool
+    lag_versions: int
+    lag_bytes: int
+    lag_seconds: float
 
 
 Progress = Callable[[Mirrored], None]
@@ -136,7 +129,7 @@ class Mirror:
                 on_progress(mirrored)
             if not self._options.follow or mirrored.retired:
                 return mirrored
-            if not mirrored.lag.versions:
+            if not mirrored.lag_versions:
                 await self._wait_for_more()
 
     async def round(self) -> Mirrored:
@@ -149,14 +142,8 @@ class Mirror:
             head, own_claim = await self._copy_all(role, lineage, newest)
         await self._hold(head)
         await self._truncate(role, head, own_claim)
-        return Mirrored(
-            source_log_id=lineage.log_id,
-            version=head.last_version,
-            objects=self._objects,
-            snapshots=self._snapshots,
-            lag=await self._lag(head),
-            retired=self._retired,
-        )
+        counts = lineage.log_id, head.last_version, self._objects, self._snapshots
+        return Mirrored(*counts, self._retired, *await self._lag(head))
 
     @asynccontextmanager
     async def _round_hold(self, role: CopyRole, lineage: Lineage, newest: Header) -> AsyncGenerator[None]:
@@ -295,20 +282,14 @@ class Mirror:
             await sweep(self._copy, slot, lambda: head.slot, per_second=per_second, swept=Swept())
         self._truncated_through = through
 
-    async def _lag(self, head: Header) -> MirrorLag:
+    async def _lag(self, head: Header) -> tuple[int, int, float]:
         frontier = await find_frontier(self._source)
-        if frontier is None or frontier[0].retires:
-            return MirrorLag(0, 0, 0.0)
+        if frontier is None or frontier[0].retires or frontier[0].slot >= head.slot:
+            return 0, 0, 0.0
         newest = frontier[0]
-        if newest.slot >= head.slot:
-            return MirrorLag(0, 0, 0.0)
         rows = await self._source.list(PREFIX, limit=LAG_OBJECTS_MAX)
-        name = object_name(head.slot)
-        return MirrorLag(
-            newest.last_version - head.last_version,
-            sum(row.size for row in rows if row.key < name),
-            max(0, newest.time_ms - head.time_ms) / 1000.0,
-        )
+        size = sum(row.size for row in rows if row.key < object_name(head.slot))
+        return newest.last_version - head.last_version, size, max(0, newest.time_ms - head.time_ms) / 1000.0
 
 
 class _Passed:

@@ -182,7 +182,7 @@ def test_a_mirror_equals_its_source_and_grows_with_it() -> None:
         for _ in range(5):
             mirrored = await mirror.run()
             assert mirrored.version == source.log.head.last_version
-            assert mirrored.lag.versions == mirrored.lag.bytes == 0
+            assert mirrored.lag_versions == mirrored.lag_bytes == 0
             assert batches_of(copy) == batches_of(source.store)
             source.log.grow(4)
 
