@@ -340,11 +340,11 @@ def verify(
         if after:
             check = with_store(log_url, lambda store: verify_log(store, moved, after=after, through=through))
         else:
-            state = with_store(log_url, lambda store: verify_all(store, moved, through=through))
-            check, base, checkpoint = state.log, state.state.snapshot, state.state.checkpoint
+            check, state, readings = with_store(log_url, lambda store: verify_all(store, moved, through=through))
+            base, checkpoint = state.snapshot, state.checkpoint
             of_state = {
-                "foundations": len(state.readings),
-                "foundation_bytes": sum(each.bytes for each in state.readings),
+                "foundations": len(readings),
+                "foundation_bytes": sum(each.bytes for each in readings),
                 "state_from_snapshot": None if base is None else base.version,
                 "stores_from_checkpoint": None if checkpoint is None else checkpoint.version,
             }

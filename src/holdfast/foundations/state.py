@@ -202,20 +202,12 @@ UNLIMITED: Final = 1
 """A rate of one byte per second: a reading of this process stays fresh as long as it runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class StateCheck:
-    """``state``: what the state at the end was made of. ``readings``: every foundation; all of them are whole."""
-
-    log: LogCheck
-    state: Foundation
-    readings: list[Reading]
-
-
 async def verify_all(
     store: ObjectStore, on_progress: Callable[[int, int | None], None] | None = None, *, through: int | None = None
-) -> StateCheck:
+) -> tuple[LogCheck, Foundation, list[Reading]]:
     """As ``verify_log``, and read every part of every snapshot and checkpoint of the log.
 
+    Returns also what the state at the end was made of, and the reading of every foundation; all of them are whole.
     Raises: as ``verify_log``; as ``require_state`` when the log cannot produce its state at ``through``, by default at
     its end; CorruptData when it can, and a foundation is damaged.
     """
@@ -236,4 +228,4 @@ async def verify_all(
             damaged="; ".join(f"{each.name}: {each.flaw}" for each in damaged[:FLAWS_NAMED_MAX]),
             state_from="the beginning" if state.snapshot is None else SNAPSHOTS.name(state.snapshot.version),
         )
-    return StateCheck(check, state, readings.all())
+    return check, state, readings.all()
