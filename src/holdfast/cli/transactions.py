@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TypedDict, TypeVar, assert_never
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar, assert_never
 
 import msgspec
 import typer
@@ -44,7 +44,6 @@ from holdfast.cli.service import LOCAL, STREAM_SECONDS, Service
 from holdfast.commit.format.json_request import decode_json
 from holdfast.commit.format.transaction import (
     Delete,
-    JobChange,
     Operation,
     PointRead,
     Precondition,
@@ -55,13 +54,13 @@ from holdfast.commit.format.transaction import (
     prefix_end,
 )
 from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest, OutcomeUnknown, Unavailable
-from holdfast.values import LogPosition, is_log_id
+from holdfast.values import is_log_id
 from holdfast.values import parse_position as read_position
 
 if TYPE_CHECKING:
     from holdfast.client.protocol.effects import Event
     from holdfast.wire.log import StreamMessage
-    from holdfast.wire.stores import AcknowledgePart, MapPart, PublishPart
+    from holdfast.wire.stores import PublishPart
 CHARACTERS_MAX: Final = 60
 
 
@@ -108,34 +107,32 @@ def commit(
 
     With VERSION@LOGID, as holdfast version --position prints it, a different log refuses the commit.
     """
+    from holdfast.wire.stores import AcknowledgePart, MapPart, PublishPart
+
     if file is not None and (operations or if_unchanged or publish):
         raise InvalidRequest(
             "--file holds the complete transaction; it excludes operations, --if-unchanged and --publish"
         )
-    request = _read_request(file) if file is not None else None
-    wanted = request.operations if request else [_operation(text, encoding) for text in operations or ()]
     placed = [_precondition(text, encoding) for text in if_unchanged or ()]
-    reads = request.preconditions if request else [read for read, _ in placed]
+    if file is not None:
+        request = _read_request(file)
+    else:
+        request = Transaction([_operation(text, encoding) for text in operations or ()], [read for read, _ in placed])
     read = parse_position("--read-version", read_version)
-    log_ids = [log_id for _, log_id in placed]
-    if read is not None:
-        log_ids.append(read.log_id)
-    if request is not None:
-        read = LogPosition(request.read_version) if read is None and request.read_version is not None else read
-        log_ids.append(request.log_id)
-        request_id = request.request_id if request_id is None else request_id
-    leader_id = request.leader_id if request is not None else None
-    log_id = _one_log(log_ids)
+    log_id = _one_log([request.log_id, None if read is None else read.log_id, *(each for _, each in placed)])
     with service.client() as client:
         try:
             receipt = client.commit(
-                wanted,
-                reads,
-                read_version=None if read is None else read.version,
-                request_id=request_id,
-                leader_id=leader_id,
+                request.operations,
+                request.preconditions,
+                read_version=request.read_version if read is None else read.version,
+                request_id=request.request_id if request_id is None else request_id,
+                leader_id=request.leader_id,
                 log_id=log_id,
-                **_parts(request, publish or ()),
+                acknowledge=_decoded(request.acknowledge, AcknowledgePart),
+                maps=_decoded(request.maps, MapPart),
+                publish=_decoded(request.publish, PublishPart) if publish is None else _published(publish),
+                jobs=request.jobs,
             )
         except Conflict as conflict:
             reason, fields = conflict.code.value, conflict.fields
@@ -277,42 +274,28 @@ def _report_more(last: bytes, end: bytes | None, *, as_json: bool) -> None:
         )
 
 
-class _Parts(TypedDict):
-    acknowledge: list[AcknowledgePart]
-    maps: list[MapPart]
-    publish: list[PublishPart]
-    jobs: Sequence[JobChange]
-
-
 Part = TypeVar("Part")
 
 
-def _parts(request: Transaction | None, publish: Sequence[str]) -> _Parts:
-    """What the commit has for the message stores, and for records of jobs. Raises: InvalidRequest."""
-    from holdfast.wire.stores import AcknowledgePart, MapPart, PublishedMessage, PublishPart
+def _published(texts: Sequence[str]) -> list[PublishPart]:
+    """What ``--publish`` gives. Raises: InvalidRequest."""
+    from holdfast.wire.stores import PublishedMessage, PublishPart
 
-    if request is not None:
-        try:
-            return _Parts(
-                acknowledge=_decoded(request.acknowledge, AcknowledgePart),
-                maps=_decoded(request.maps, MapPart),
-                publish=_decoded(request.publish, PublishPart),
-                jobs=request.jobs,
-            )
-        except msgspec.DecodeError as error:
-            raise InvalidRequest(f"the parts for the stores cannot be decoded: {error}") from error
     messages: dict[str, list[PublishedMessage]] = {}
-    for text in publish:
+    for text in texts:
         store, equals, body = text.partition("=")
         if not equals or not store:
             raise InvalidRequest("--publish takes STORE=BODY", given=text)
         messages.setdefault(store, []).append(PublishedMessage(body.encode()))
-    published = [PublishPart(store, batch) for store, batch in messages.items()]
-    return _Parts(acknowledge=[], maps=[], publish=published, jobs=())
+    return [PublishPart(store, batch) for store, batch in messages.items()]
 
 
 def _decoded(raw: msgspec.Raw | msgspec.UnsetType, kind: type[Part]) -> list[Part]:
-    return [] if raw is msgspec.UNSET else msgspec.json.decode(raw, type=list[kind])  # type: ignore[valid-type]
+    """Parts of a commit for the message stores. Raises: InvalidRequest."""
+    try:
+        return [] if raw is msgspec.UNSET else msgspec.json.decode(raw, type=list[kind])  # type: ignore[valid-type]
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the parts for the stores cannot be decoded: {error}") from error
 
 
 def _read_request(file: Path) -> Transaction:
