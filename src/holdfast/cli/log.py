@@ -168,7 +168,7 @@ def ls(
         log = await survey(store, objects_max=limit or None)
         if log.head is None:
             raise _empty(log_url)
-        await (_ls_json if as_json else _ls_table)(store, log, long=long)
+        (_ls_json if as_json else _ls_table)(log, await _headers(store, log.objects) if long else None)
 
     with_store(log_url, work)
 
@@ -177,30 +177,26 @@ def _empty(url: str) -> NotFound:
     return NotFound("log is empty", code=Code.LOG_EMPTY, hint=f"run `holdfast log init {url}`")
 
 
-async def _ls_json(store: ObjectStore, log: Survey, *, long: bool) -> None:
-    for start in range(0, len(log.objects), HEADERS_AT_ONCE):
-        rows = log.objects[start : start + HEADERS_AT_ONCE]
-        heads = await _headers(store, rows) if long else [b""] * len(rows)
-        for row, head in zip(rows, heads, strict=True):
-            slot = log.slot(row)
-            fields: dict[str, object] = {"slot": slot_text(slot), "bytes": row.size, "live": log.is_live(slot)}
-            print_json(fields | (header_fields(decode_header(head, slot=slot)) if long else {}))
+def _ls_json(log: Survey, heads: list[bytes] | None) -> None:
+    for number, row in enumerate(log.objects):
+        slot = log.slot(row)
+        fields: dict[str, object] = {"slot": slot_text(slot), "bytes": row.size, "live": log.is_live(slot)}
+        print_json(fields | ({} if heads is None else header_fields(decode_header(heads[number], slot=slot))))
 
 
-async def _ls_table(store: ObjectStore, log: Survey, *, long: bool) -> None:
+def _ls_table(log: Survey, heads: list[bytes] | None) -> None:
     rows: list[tuple[str, ...]] = []
-    heads = await _headers(store, log.objects) if long else [b""] * len(log.objects)
-    for row, head in zip(log.objects, heads, strict=True):
+    for number, row in enumerate(log.objects):
         slot = log.slot(row)
         plain = (slot_text(slot), "live" if log.is_live(slot) else "dead", str(row.size))
-        if not long:
+        if heads is None:
             rows.append((*plain, "claim" if log.is_claim(row) else "data"))
             continue
-        header = decode_header(head, slot=slot)
+        header = decode_header(heads[number], slot=slot)
         leader, versions = header.leader_id.hex()[:8], f"{header.first_version}..{header.last_version}"
         kind, count = header.kind.name.lower(), str(header.transactions)
         rows.append((*plain, kind, str(header.epoch), leader, versions, count, utc_text(header.time_ms)))
-    more = ("epoch", "leader", "versions", "txns", "time") if long else ()
+    more = () if heads is None else ("epoch", "leader", "versions", "txns", "time")
     print_table(("slot", "state", "bytes", "kind", *more), rows, right=frozenset({"bytes", "txns", "epoch"}))
 
 
