@@ -6,7 +6,7 @@ Read in this order:
    ``protocol.log_operations`` (the rules of a commit) is the place to start; ``protocol.stores`` are the machines of
    publishers, subscribers and watches. ``protocol.gathering`` says which commits and gets travel in one request.
 2. ``transport`` has connections: ``transport.aio`` on an event loop and ``transport.sync`` with sockets and threads,
-   with the same names in both.
+   with the same names in both; ``transport.subscribing`` has what subscribers do in both.
 3. ``aio`` has the asyncio clients, which join ``protocol`` and ``transport``. ``sync`` has the blocking clients;
    ``scripts/generate_sync_clients.py`` generates them from ``aio``.
 

@@ -94,6 +94,14 @@ class Lookout:
         self.parts: dict[Waiting, None] = {}
         self._seen: dict[Endpoint, _Seen] = {}
 
+    def add(self, part: Waiting) -> None:
+        """Watch this part, too. Threads may call this, and ``remove``, at any time."""
+        self.parts[part] = None
+
+    def remove(self, part: Waiting) -> None:
+        """It waits for nothing any more."""
+        self.parts.pop(part, None)
+
     @property
     def is_busy(self) -> bool:
         """Whether ``look`` is to be called again after ``AGAIN_MS``, also while nothing waits."""

@@ -34,7 +34,6 @@ from holdfast.client.protocol.lookout import (
     LOOK_AFTER_MS,
     SIGN_OF_LIFE,
     Lookout,
-    Waiting,
     leads,
 )
 from holdfast.client.protocol.options import ClientOptions
@@ -597,20 +596,13 @@ class LookoutTask:
 
     def __init__(self, route: Route, options: ClientOptions, tls: ssl.SSLContext | None) -> None:
         self._lookout = Lookout(route)
+        self.add, self.remove = self._lookout.add, self._lookout.remove
         self._pool = Pool(options, None, tls)  # of its own: the client's may be full of requests that wait
         self._asking: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = len(route.configured) < 2  # nobody else could lead
         self.rests = not self._is_closed
         """Whether ``begin`` is to be called when a wait begins."""
-
-    def add(self, part: Waiting) -> None:
-        """Watch this part, too."""
-        self._lookout.parts[part] = None
-
-    def remove(self, part: Waiting) -> None:
-        """It waits for nothing any more."""
-        self._lookout.parts.pop(part, None)
 
     def begin(self) -> None:
         """A wait begins."""

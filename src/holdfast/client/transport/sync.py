@@ -35,7 +35,6 @@ from holdfast.client.protocol.lookout import (
     LOOK_AFTER_MS,
     SIGN_OF_LIFE,
     Lookout,
-    Waiting,
     leads,
 )
 from holdfast.client.protocol.options import ClientOptions
@@ -484,21 +483,12 @@ class LookoutTask:
 
     def __init__(self, route: Route, options: ClientOptions, tls: ssl.SSLContext | None) -> None:
         self._lookout = Lookout(route)
+        self.add, self.remove = self._lookout.add, self._lookout.remove
         self._lock = threading.Lock()
         self._pool = Pool(options, None, tls)  # of its own: the client's may be full of requests that wait
         self._is_closed = False
         self.rests = len(route.configured) > 1
         """Whether ``begin`` is to be called when a wait begins. Of a single endpoint nobody else could lead."""
-
-    def add(self, part: Waiting) -> None:
-        """Watch this part, too."""
-        with self._lock:
-            self._lookout.parts[part] = None
-
-    def remove(self, part: Waiting) -> None:
-        """It waits for nothing any more."""
-        with self._lock:
-            self._lookout.parts.pop(part, None)
 
     def begin(self) -> None:
         """A wait begins."""
@@ -512,10 +502,8 @@ class LookoutTask:
         # Before the waits are read, and without the lock, which a part may want: a wait that begins now is either seen
         # here or calls ``begin``.
         self.rests = True
-        with self._lock:
-            parts = list(self._lookout.parts)
         at_ms = now_ms()
-        is_waiting, overdue = self._lookout.overdue(parts, at_ms)
+        is_waiting, overdue = self._lookout.overdue(list(self._lookout.parts), at_ms)
         with self._lock:
             endpoints = [] if self._is_closed else self._lookout.look(overdue, at_ms)
             is_busy = self._lookout.is_busy

@@ -20,6 +20,7 @@ from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.subscriber import Connect, SubscriberMachine, Talk
 from holdfast.client.sync import subscriber as sync_subscriber
 from holdfast.client.transport import aio, aio_stores, subscribing, sync, sync_stores
+from holdfast.errors import InternalError
 from holdfast.wire.parts import Delivery
 
 
@@ -207,3 +208,27 @@ def test_what_the_thread_has_read_is_passed_on_before_a_message_is_handed_over(m
         thread.join()
         line.close()
         shell.close()
+
+
+def test_an_error_in_a_callback_of_the_thread_ends_the_subscriber() -> None:
+    options = SubscriberOptions(explicit_ack=True)
+    machine, error = attached_machine(options), AssertionError("a law")
+    shell = shell_of(sync_stores.SubscriberDriver, machine, options)
+    reported: list[object] = []
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(shell._broken)
+        loop.default_exception_handler = reported.append  # type: ignore[method-assign]
+
+        def callback() -> None:
+            raise error
+
+        loop.call_soon(callback)
+        await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    assert len(reported) == 1
+    assert isinstance(machine.failure, InternalError) and machine.failure.__cause__ is error
+    with pytest.raises(InternalError):
+        machine.acknowledge([(1, 1)], 0)
