@@ -51,11 +51,7 @@ class DurableDirectory:
         try:
             file = os.open(f"{self._root}/{require_key(key)}", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                wanted = os.fstat(file).st_size - start if length is None else length
-                data = os.pread(file, max(wanted, 0), start)
-                while data and len(data) < wanted and (more := os.pread(file, wanted - len(data), start + len(data))):
-                    data += more
-                return data
+                return PosixFiles().read(file, start, length)
             finally:
                 os.close(file)
         except FileNotFoundError:
