@@ -6,6 +6,7 @@ import ipaddress
 import re
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -73,19 +74,17 @@ class ConsoleOptions:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the console."""
-        if self.listen_host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.listen_host.strip("[]")).is_loopback
-        except ValueError:
-            return False
+        return self.listen_host == "localhost" or (self._ip is not None and self._ip.is_loopback)
 
     @property
     def _is_any(self) -> bool:
-        try:
-            return ipaddress.ip_address(self.listen_host.strip("[]")).is_unspecified
-        except ValueError:
-            return False
+        return self._ip is not None and self._ip.is_unspecified
+
+    @property
+    def _ip(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+        with suppress(ValueError):
+            return ipaddress.ip_address(self.listen_host.strip("[]"))
+        return None
 
     @property
     def needs_login(self) -> bool:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -75,8 +76,8 @@ def _grant(path: Path, number: int, role: Role, words: list[str]) -> Grant:
     prefixes: list[bytes] = []
     for word in words:
         name, _, value = word.partition("=")
-        if name == "until" and until is None:
-            until = _moment(path, number, value)
+        if name == "until" and until is None and (moment := _moment(value)) is not None:
+            until = moment
         elif name == "prefix" and value and role is not Role.ADMIN:
             prefixes.append(value.encode())
             if len(prefixes[-1]) > PREFIX_BYTES_MAX:
@@ -86,14 +87,12 @@ def _grant(path: Path, number: int, role: Role, words: list[str]) -> Grant:
     return Grant(role, until, KeyScope(tuple(prefixes)) if prefixes else EVERYTHING)
 
 
-def _moment(path: Path, number: int, value: str) -> float:
-    try:
+def _moment(value: str) -> float | None:
+    """Unix time in seconds; None for a text that is not a moment with an offset."""
+    with suppress(ValueError):
         moment = datetime.fromisoformat(value)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise _bad(path, number, f"after the token only {_ALLOWED} is allowed")
-    return moment.timestamp()
+        return None if moment.tzinfo is None else moment.timestamp()
+    return None
 
 
 def _bad(path: Path, number: int, problem: str) -> InvalidRequest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -73,10 +74,7 @@ def _now(call: Call) -> Content:
     if recent is None:
         return element("p", "Collecting…", class_="empty")
     before, now = recent
-
-    def rise(name: str, **labels: str) -> float:
-        return max(0.0, now.total(name, **labels) - before.total(name, **labels))
-
+    rise = partial(now.rise, before)
     seconds, batches = max(1e-9, now.at - before.at), rise("holdfast_batches_total")
     committed, size = rise("holdfast_commits_total", outcome="committed"), rise("holdfast_batch_bytes_total")
     again = rise("holdfast_puts_total", reason="retry") + rise("holdfast_puts_total", reason="hedge")

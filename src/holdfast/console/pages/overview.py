@@ -203,8 +203,8 @@ def _slow(call: Call) -> Content:
         figures("Median", lambda row: row.median, lambda row: row.runbook, units.duration),
         figures("p99", lambda row: row.late, lambda row: row.runbook, units.duration),
     ]
-    stalled = now.value("holdfast_backpressure_seconds_total") - before.value("holdfast_backpressure_seconds_total")
-    waited = f"Commits waited for room for {units.duration(max(0.0, stalled))} of the last {units.duration(span)}."
+    stalled = now.rise(before, "holdfast_backpressure_seconds_total")
+    waited = f"Commits waited for room for {units.duration(stalled)} of the last {units.duration(span)}."
     caption, empty = f"Latencies of the last {units.duration(span)}", "Nothing was measured."
     return [
         table(call, "slow", columns, rows, caption=caption, empty=empty, is_live=False),

@@ -33,10 +33,6 @@ class Alert:
     judge: Callable[[Scrape, Scrape], str | None]
 
 
-def _rise(before: Scrape, now: Scrape, name: str, **labels: str) -> float:
-    return max(0.0, now.total(name, **labels) - before.total(name, **labels))
-
-
 def _no_leader(_: Scrape, now: Scrape) -> str | None:
     return None if now.value("holdfast_leading") else "the process that answers does not lead"
 
@@ -51,13 +47,13 @@ def _slow(before: Scrape, now: Scrape) -> str | None:
 
 
 def _overloaded(before: Scrape, now: Scrape) -> str | None:
-    a_second = _rise(before, now, "holdfast_http_answers_total", status="503") / max(1.0, now.at - before.at)
+    a_second = now.rise(before, "holdfast_http_answers_total", status="503") / max(1.0, now.at - before.at)
     return f"{units.rate(a_second)} requests are refused" if a_second > REFUSALS_PER_SECOND_MAX else None
 
 
 def _conflicts(before: Scrape, now: Scrape) -> str | None:
-    conflicts = _rise(before, now, "holdfast_commits_total", outcome="conflict")
-    decided = conflicts + _rise(before, now, "holdfast_commits_total", outcome="committed")
+    conflicts = now.rise(before, "holdfast_commits_total", outcome="conflict")
+    decided = conflicts + now.rise(before, "holdfast_commits_total", outcome="committed")
     part = conflicts / decided if decided else 0.0
     return f"{part:.0%} of commits conflict" if part > CONFLICT_PART_MAX else None
 
@@ -84,7 +80,7 @@ def _retention_waits(_: Scrape, now: Scrape) -> str | None:
 
 
 def _lagging(before: Scrape, now: Scrape) -> str | None:
-    ended = _rise(before, now, "holdfast_subscribers_lagged_total")
+    ended = now.rise(before, "holdfast_subscribers_lagged_total")
     return f"{units.count(ended)} subscriptions ended because they read too slowly" if ended else None
 
 
@@ -124,7 +120,7 @@ def _dead_letters(before: Scrape, now: Scrape) -> str | None:
     if not before.has("holdfast_durable_dead_letters_total"):
         return None  # the stores were not open yet: the count is that of all time
     name = "holdfast_durable_dead_letters_total"
-    moved = _rise(before, now, name)
+    moved = now.rise(before, name)
     if not moved:
         return None
     earlier = {_durable(labels): value for labels, value in before.labelled(name)}

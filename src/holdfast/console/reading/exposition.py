@@ -83,6 +83,10 @@ class Scrape:
         wanted = labels.items()
         return sum(value for given, value in self.labelled(name) if wanted <= given.items())
 
+    def rise(self, before: Scrape, name: str, **labels: str) -> float:
+        """How much a counter rose since an earlier scrape; 0 where it began again."""
+        return max(0.0, self.total(name, **labels) - before.total(name, **labels))
+
 
 def quantile(part: float, before: Scrape | None, after: Scrape, name: str, **labels: str) -> float | None:
     """The quantile in seconds of what a histogram counted between two scrapes, None where it counted nothing.

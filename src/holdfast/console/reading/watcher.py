@@ -203,7 +203,7 @@ class Watcher:
         return [
             0.0
             if name in after.sums and name not in before.sums
-            else max(0.0, after.total(name, **labels) - before.total(name, **labels)) / (after.at - before.at)
+            else after.rise(before, name, **labels) / (after.at - before.at)
             for before, after in self.steps()
         ]
 

@@ -23,7 +23,7 @@ from holdfast.commit.format.transaction import job_operations
 from holdfast.commit.leadership.log_remains import view_directory
 from holdfast.commit.reading.feed import EventBatch, StoresEvent, TransactionEvent
 from holdfast.commit.subscription import FeedSource
-from holdfast.errors import Closed, Code, CorruptData, Fenced, HoldfastError, InvalidRequest, NotFound, Unavailable
+from holdfast.errors import Closed, Code, CorruptData, Fenced, HoldfastError, InvalidRequest, Unavailable
 from holdfast.files.temporary_files import temporary_directory
 from holdfast.server.http.answers import Room
 from holdfast.server.http.buffers import MARK_BYTES
@@ -236,14 +236,13 @@ class ViewInProcess:
 
     async def at(self, version: int) -> ViewInProcess:
         """The view, once it shows everything up to ``version``. Raises: Closed, CorruptData."""
-        view = self._view
-        if view.version < version:
-            reached = asyncio.ensure_future(view.reached(version))
+        if self.version < version:
+            reached = asyncio.ensure_future(self._view.reached(version))
             try:
                 await asyncio.wait({reached, self._following}, return_when=asyncio.FIRST_COMPLETED)
                 if self._damage is not None:
                     raise self._damage.error()
-                if not reached.done() or view is not self._view:
+                if not reached.done():
                     raise Closed("this view is not kept any more")
                 reached.result()
             finally:
@@ -277,22 +276,16 @@ class ViewInProcess:
 
     async def _follow(self) -> None:
         while not self._service.ended.done():
-            is_new = self._view.version == 0
             try:
                 await self._apply_stream()
             except (Fenced, Closed):
                 return
+            except CorruptData as error:
+                log.error("view_stops_at_damage", error=str(error), view_version=self._view.version)
+                self._damage = ViewDamage.of(error)
+                return
             except HoldfastError as error:
-                if isinstance(error, CorruptData) and (is_new or error.code is Code.CORRUPT_BATCH):
-                    log.error("view_stops_at_damage", error=str(error), view_version=self._view.version)
-                    self._damage = ViewDamage.of(error)
-                    return
-                if isinstance(error, CorruptData | InvalidRequest | NotFound) or error.code is Code.ROLLED_BACK:
-                    log.warning("view_starts_over", error=str(error))
-                    self._view.close()
-                    self._view, self._jobs = View.memory(), Layer(is_ground=True)
-                else:
-                    log.warning("view_interrupted", error=str(error))
+                log.warning("view_interrupted", error=str(error))
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _apply_stream(self) -> None:
