@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import sha256
 from typing import Final, Protocol, cast
@@ -75,7 +75,8 @@ class Authenticator:
         """
         if not self.required or role is Role.OPEN:
             return None
-        held = self._grants.get(_digest_of(authorization) or b"")
+        digest = _digest_of(authorization)
+        held = None if digest is None else self._grants.get(digest)
         if held is None:
             return PermissionDenied("a valid bearer token is needed", code=Code.UNAUTHENTICATED, hint=TOKEN_HINT)
         if held.until is not None and time.time() >= held.until:
@@ -110,9 +111,9 @@ class Authenticator:
         """The name of the caller's token for people: its role and the first 8 digits of its SHA-256; empty without one.
         They do not reveal the token, and its owner can compute them.
         """
-        digest = _digest_of(authorization) or b""
-        held = self._grants.get(digest)
-        return "" if held is None else f"{held.role.name.lower()}#{digest.hex()[:8]}"
+        digest = _digest_of(authorization)
+        held = None if digest is None else self._grants.get(digest)
+        return "" if held is None or digest is None else f"{held.role.name.lower()}#{digest.hex()[:8]}"
 
     def client_of(self, authorization: bytes | None, peer: object) -> ClientKey:
         """The client for limits: its token, or without tokens the address of ``peer``. Unix sockets are one client."""
@@ -122,7 +123,6 @@ class Authenticator:
         return host if isinstance(host, str) else "unix"
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class HeldRight:
     """A right that is asked for again at each act. It is found again by the caller's token.
 
@@ -130,13 +130,22 @@ class HeldRight:
     else it asks ``ask``.
     """
 
-    _authenticator: Authenticator
-    _authorization: bytes | None
-    _ask: Callable[[], HoldfastError | None]
-    _basis: Callable[[], object] = lambda: None
-    _known_basis: object = field(default=None, init=False)
-    _generation: int = field(default=-1, init=False)
-    _until: float | None = field(default=None, init=False)
+    __slots__ = ("_ask", "_authenticator", "_authorization", "_basis", "_generation", "_known_basis", "_until")
+
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        authorization: bytes | None,
+        ask: Callable[[], HoldfastError | None],
+        basis: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._authenticator = authenticator
+        self._authorization = authorization
+        self._ask = ask
+        self._basis = basis
+        self._known_basis: object = None
+        self._generation = -1
+        self._until: float | None = None
 
     def problem(self) -> HoldfastError | None:
         """None while the caller may, else the error."""
