@@ -59,7 +59,7 @@ def test_the_golden_metadata_is_understood() -> None:
         assert (identity.page_bytes, identity.checksum_id) == (PAGE_BYTES, 1)
         assert mark is not None
         assert mark.clean
-        assert mark.next_seq == mark.durable.next_seq == len(messages()) + 1
+        assert mark.end.next_seq == mark.durable.next_seq == len(messages()) + 1
 
 
 @pytest.mark.parametrize("seed", ["0", "1", "4242"])

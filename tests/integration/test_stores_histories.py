@@ -26,7 +26,7 @@ from holdfast.errors import Code
 from holdfast.stores.repair import backup
 from holdfast.stores.storage.index import draw_history
 from holdfast.stores.values import commands
-from holdfast.stores.values.identity import HISTORIES_MAX, Lineage
+from holdfast.stores.values.identity import HISTORIES_MAX, Histories
 from holdfast.wire.parts import Message
 
 
@@ -257,7 +257,7 @@ def test_what_an_application_works_on_is_kept_for_it_in_the_same_history_only(tm
 
 
 def test_histories_are_remembered_in_order_and_the_oldest_are_forgotten() -> None:
-    lineage = Lineage()
+    lineage = Histories()
     lineage.go_on("h0", [])
     for number in range(1, HISTORIES_MAX + 2):
         lineage.go_on(f"h{number}", [(7, number * 10)])
@@ -266,7 +266,7 @@ def test_histories_are_remembered_in_order_and_the_oldest_are_forgotten() -> Non
     assert lineage.has("h1", 7, 20) and not lineage.has("h1", 7, 21)
     assert not lineage.has("h1", 8, 1), "of another store nothing is known"
     assert lineage.has(lineage.history, 8, 1)
-    again = Lineage()
+    again = Histories()
     again.restore(*lineage.state())
     assert again.state() == lineage.state()
 

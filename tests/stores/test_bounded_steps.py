@@ -18,7 +18,7 @@ from holdfast.stores.storage.volatile import VolatileEntries
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import EXPIRE_LOOKS, Deliver, Expire, Expired
 from holdfast.stores.values.effects import Changed
-from holdfast.stores.values.ports import BLOCK_MESSAGES, Entry
+from holdfast.stores.values.ports import BLOCK_MESSAGES, KeyEntry
 from holdfast.wire.parts import Message
 
 Clear = Callable[[Machine], commands.Command]
@@ -205,11 +205,11 @@ def changes_of(machine: Machine) -> list[tuple[str, int, str]]:
 class NoTable:
     """A table of entries that has none."""
 
-    def entry(self, store: str, durable: str, key: str) -> Entry | None:
+    def entry(self, store: str, durable: str, key: str) -> KeyEntry | None:
         del store, durable, key
         return None
 
-    def entries_after(self, store: str, durable: str, key: str, limit: int) -> list[Entry]:
+    def entries_after(self, store: str, durable: str, key: str, limit: int) -> list[KeyEntry]:
         del store, durable, key, limit
         return []
 

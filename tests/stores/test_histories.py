@@ -20,7 +20,7 @@ from tests.worlds.stores.machine import Image, Machine
 from holdfast.stores.machine import redefine
 from holdfast.stores.machine.state import State
 from holdfast.stores.values import commands
-from holdfast.stores.values.identity import HISTORIES_MAX, Ancestor, Lineage, id_of
+from holdfast.stores.values.identity import HISTORIES_MAX, Ancestor, Histories, id_of
 from holdfast.wire.parts import Message
 
 SEEDS = range(500 if os.environ.get("HOLDFAST_PROVE") else 40)
@@ -136,14 +136,14 @@ def test_in_any_branch_a_number_counts_if_and_only_if_it_is_the_same_message() -
     assert sum(world.agreed for world in worlds) > 1_000 < sum(world.refused for world in worlds)
 
 
-def _has_whatever_the_number(self: Lineage, history: str, store: int, seq: int) -> bool:
+def _has_whatever_the_number(self: Histories, history: str, store: int, seq: int) -> bool:
     del seq
     return history == self.history or any(
         each.history == history and store in dict(each.last_seqs) for each in self._ancestors
     )
 
 
-def _has_whatever_the_store(self: Lineage, history: str, store: int, seq: int) -> bool:
+def _has_whatever_the_store(self: Histories, history: str, store: int, seq: int) -> bool:
     del store
     return history == self.history or any(
         each.history == history and seq <= max((last for _, last in each.last_seqs), default=-1)
@@ -151,12 +151,12 @@ def _has_whatever_the_store(self: Lineage, history: str, store: int, seq: int) -
     )
 
 
-def _go_on_without_memory(self: Lineage, history: str, last_seqs: object) -> None:
+def _go_on_without_memory(self: Histories, history: str, last_seqs: object) -> None:
     del last_seqs
     self.history = history
 
 
-def _restore_without_memory(self: Lineage, history: str, ancestors: list[Ancestor]) -> None:
+def _restore_without_memory(self: Histories, history: str, ancestors: list[Ancestor]) -> None:
     del ancestors
     self.history = history
 
@@ -172,10 +172,10 @@ def _same_id(drawn: int, store: str, durable: str | None = None) -> int:
 
 MUTANTS = {
     "a store that is made again has the id of the one before": (redefine, "id_of", _same_id),
-    "any number counts": (Lineage, "has", _has_whatever_the_number),
-    "the store does not matter": (Lineage, "has", _has_whatever_the_store),
-    "a new history forgets": (Lineage, "go_on", _go_on_without_memory),
-    "a snapshot forgets": (Lineage, "restore", _restore_without_memory),
+    "any number counts": (Histories, "has", _has_whatever_the_number),
+    "the store does not matter": (Histories, "has", _has_whatever_the_store),
+    "a new history forgets": (Histories, "go_on", _go_on_without_memory),
+    "a snapshot forgets": (Histories, "restore", _restore_without_memory),
     "a restore begins no history": (State, "_inherit", _history_stays),
 }
 

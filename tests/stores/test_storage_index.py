@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import CorruptData, Unavailable
-from holdfast.stores.storage.caches import BlockCache, decode_block, encode_block
+from holdfast.stores.storage.caches import BlockCache, FrozenBlock, decode_block
 from holdfast.stores.storage.index import Checkpoint, Index
 from holdfast.stores.storage.locations import LocationChanges
-from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Entry
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, KeyEntry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ class Model:
     def __init__(self) -> None:
         self.blocks: dict[tuple[str, int], Block] = {}
         self.newest: dict[str, int] = {}
-        self.entries: dict[tuple[str, str], dict[str, Entry]] = {}
+        self.entries: dict[tuple[str, str], dict[str, KeyEntry]] = {}
 
     def put(self, store: str, block: Block) -> None:
         newest = self.newest.get(store, -1)
@@ -90,7 +90,7 @@ def change_entry(dice: random.Random, index: Index, model: Model) -> None:
         index.entries.remove(store, durable, key)
         kept.pop(key, None)
     else:
-        entry = kept[key] = Entry(key, dice.randrange(1 << 40), dice.randrange(99), dice.randrange(3))
+        entry = kept[key] = KeyEntry(key, dice.randrange(1 << 40), dice.randrange(99), dice.randrange(3))
         index.entries.put(store, durable, entry)
 
 
@@ -150,7 +150,7 @@ def test_a_block_is_its_bytes() -> None:
     block = Block(7)
     block.references[3], block.sizes[3], block.published_ms[3] = 65_535, (1 << 32) - 1, 1 << 45
     block.live, block.live_bytes, block.earliest_ms, block.swept_ms, block.timed = 1, 1 << 40, 5, 4, True
-    assert same(decode_block(7, encode_block(block)), block)
+    assert same(decode_block(7, FrozenBlock(block).encode()), block)
 
 
 def test_a_checkpoint_that_could_not_be_written_is_written_later(tmp_path: Path) -> None:

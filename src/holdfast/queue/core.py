@@ -137,7 +137,7 @@ class QueueCore(WithBlock):
         self.clock = _checked(clock)
         # Weak references: a dropped dependent closes itself, except over files of the program's own.
         self._dependents: MutableMapping[int, Dependent] = WeakValueDictionary() if self._closes_dropped else {}
-        self._keep: Callable[[], object] = _nothing
+        self._keep: Callable[[], object] = lambda: None
         with opening(path):
             self._directory = self._open_directory(folder, make=not read_only)
             directory = self._directory.number
@@ -470,10 +470,10 @@ class QueueCore(WithBlock):
     ) -> Callable[[], object]:
         """Close a dependent that the program drops; nothing is done over the program's own files."""
         if not self._closes_dropped:
-            return _nothing
+            return lambda: None
         return close_when_dropped(dependent, what, f"{self.path}-{dependent.name}", release, warn=True)
 
-    def beside(
+    def sibling(
         self,
         name: str,
         *,
@@ -485,7 +485,7 @@ class QueueCore(WithBlock):
         """The queue ``<path>-<name>`` of a work queue, in the same directory, also after that was renamed. ``sync``
         defaults to this queue's level; at "always" the caller uses ``wait_durable``.
         """
-        return _Beside(
+        return _Sibling(
             self,
             f"{self.path}-{name}",
             page_size=page_size,
@@ -563,7 +563,7 @@ class QueueCore(WithBlock):
             self._resources.lock_file = -1
 
 
-class _Beside(QueueCore):
+class _Sibling(QueueCore):
     """A queue that a work queue makes for itself, under a reserved name, in the open directory of its queue."""
 
     def __init__(self, parent: QueueCore, path: str, **options: Any) -> None:
@@ -674,10 +674,6 @@ def _log_recovery(path: str, end: LogEnd) -> None:
 def _checked(clock: Callable[[], int]) -> Callable[[], int]:
     """A clock of the program, whose wrong results are refused. Appends look at what they get themselves."""
     return clock if clock is time.time_ns else lambda: clock_ns(clock())
-
-
-def _nothing() -> None:
-    """There is nothing to do."""
 
 
 def _reader_only() -> HoldfastError:

@@ -194,7 +194,7 @@ class Persisted(Progress, WithBlock, Iterator[Item]):
                 if now:
                     self._end(now)
                 producer.start_turn()
-                producer.wait_for_change()
+                producer.wakeups.get()
             if run.flow.waiting:
                 producer.start_turn()
             message, item = run.next_item()
@@ -251,7 +251,7 @@ class _Producer(Generic[Item]):
         self._source = source
         self._items: Iterator[Item] | None = None
         self._scheduler = scheduler
-        self._wakeups: SimpleQueue[None] = SimpleQueue()
+        self.wakeups: SimpleQueue[None] = SimpleQueue()  # an item is stored, or the source or a turn has ended
         self._baton = threading.Lock()  # held by the turn that runs; a turn that does not get it ends
         self._turn: Future[None] | None = None
         self._thread = 0
@@ -302,12 +302,8 @@ class _Producer(Generic[Item]):
     # ---- on the consumer's thread -----------------------------------------------------------------------------------
 
     def wake_consumer(self) -> None:
-        if self._wakeups.empty():
-            self._wakeups.put(None)
-
-    def wait_for_change(self) -> None:
-        """Wait until an item is stored, the source has ended, or a turn has. May return early."""
-        self._wakeups.get()
+        if self.wakeups.empty():
+            self.wakeups.put(None)
 
     def start_turn(self) -> None:
         flow = self._run.flow

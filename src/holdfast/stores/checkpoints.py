@@ -318,7 +318,7 @@ class Compaction:
             raise
         storage.note_frame(len(frame))
         storage.messages.next_frame += 1
-        self._groups.add(frame, _reported_elsewhere)
+        self._groups.add(frame, lambda _error: None)  # every caller hears of the failure of a group
         return len(frame)
 
     def _kept(self, run: MessageRun, extent: Extent) -> list[MessageRun]:
@@ -345,7 +345,3 @@ class Compaction:
         self._closed = True
         if self._task is not None:
             await asyncio.wait([self._task])
-
-
-def _reported_elsewhere(_error: BaseException | None) -> None:
-    """The failure of a group is reported to every caller."""

@@ -373,9 +373,6 @@ class MatcherIndex(Generic[Name]):
     def __len__(self) -> int:
         return len(self._filed)
 
-    def __contains__(self, name: Name) -> bool:
-        return name in self._filed
-
     def add(self, name: Name, matcher: Matcher, place: int) -> None:
         """File ``matcher`` under a new ``name``; names found are in the order of their places, which differ."""
         assert name not in self._filed, f"a name is filed once: {name!r}"

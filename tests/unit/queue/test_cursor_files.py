@@ -29,7 +29,7 @@ from holdfast.queue.format.meta import (
     SLOT_BYTES,
     SLOTS_BYTES,
     VALUE_BYTES_MAX,
-    DurablePosition,
+    PagePosition,
     QueueIdentity,
     WritePosition,
     decode_cursor,
@@ -495,21 +495,15 @@ def test_an_identity_of_another_file_is_none_and_of_a_later_version_is_named() -
 
 
 def test_a_write_position_has_its_bytes_by_the_table() -> None:
-    durable = DurablePosition(11, 12, 15, 13, 14)
+    durable = PagePosition(11, 12, 13, 14, 15)
     boot = bytes(range(16))
     for clean in (False, True):
-        data = WritePosition(1, 2, 3, 4, 5, 6, 7, 8, 9, clean, durable, boot, 16, 17).encode()
+        data = WritePosition(PagePosition(1, 2, 3, 4, 5), 6, 7, 8, 9, clean, durable, boot, 16, 17).encode()
         numbers = (1, 2, 3, 4, 5, 6, 7, 8, 9, clean, 11, 12, 13, 14, 15, 0)
         assert data == pack("<QQQqIIIIIIQQQqII", *numbers) + boot + pack("<QQ", 16, 17)
         position = decode_write_position(data)
         assert position is not None and position.clean is clean
-        assert (position.page, position.salt, position.next_seq, position.last_time_ns, position.position) == (
-            1,
-            2,
-            3,
-            4,
-            5,
-        )
+        assert position.end == (1, 2, 3, 4, 5)
         assert (position.frames, position.index_records, position.index_check, position.index_due) == (6, 7, 8, 9)
         assert (position.boot_id, position.first_page, position.first_seq) == (boot, 16, 17)
         read = position.durable
@@ -531,5 +525,6 @@ def test_a_write_position_has_its_bytes_by_the_table() -> None:
 def test_what_was_written_is_true_in_the_same_run_of_the_machine_or_after_a_clean_end(
     clean: bool, recorded: bytes, now: bytes, is_true: bool
 ) -> None:
-    written = WritePosition(1, 2, 3, 4, 5, 6, 7, 8, 9, clean, DurablePosition(1, 1, 1, 1, 1), recorded, 16, 17)
+    place = PagePosition(1, 2, 3, 4, 5)
+    written = WritePosition(place, 6, 7, 8, 9, clean, place, recorded, 16, 17)
     assert written.is_true(now) is is_true

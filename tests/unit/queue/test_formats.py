@@ -23,7 +23,7 @@ from holdfast.queue.format.frame import (
 )
 from holdfast.queue.format.meta import (
     SLOT_BYTES,
-    DurablePosition,
+    PagePosition,
     QueueIdentity,
     WritePosition,
     decode_identity,
@@ -99,15 +99,15 @@ def test_the_newest_whole_slot_is_believed_and_each_writing_spares_the_other() -
 
 def test_a_write_position_is_decoded_as_it_was_encoded() -> None:
     fields: dict[str, Any] = dict(  # noqa: C408
-        page=3, salt=1 << 63, position=100, next_seq=1 << 40, last_time_ns=-5, frames=7, index_records=2, index_check=9,
-        index_due=4196, clean=True, durable=DurablePosition(2, 11, 99, 1 << 39, -6), boot_id=bytes(range(16)),
+        end=PagePosition(3, 1 << 63, 1 << 40, -5, 100), frames=7, index_records=2, index_check=9,
+        index_due=4196, clean=True, durable=PagePosition(2, 11, 1 << 39, -6, 99), boot_id=bytes(range(16)),
         first_page=2, first_seq=17,
     )  # fmt: skip
     value = WritePosition(**fields).encode()
     back = decode_write_position(value)
     assert back is not None
     assert back == WritePosition(**fields)
-    assert (back.page, back.durable.position, back.clean) == (3, 99, True)
+    assert (back.end.page, back.durable.position, back.clean) == (3, 99, True)
     assert decode_write_position(value[:-1]) is None
 
 

@@ -296,16 +296,6 @@ def test_a_listing_during_which_a_page_is_made_is_not_taken_for_the_newest() -> 
     assert pages.known_numbers() == [1]
 
 
-def test_a_listing_is_used_once_because_other_files_come_without_notice() -> None:
-    files = CrashFiles(Random(1))
-    files.make_directory("d")
-    pages = PageDirectory(files, files.open_directory("d"), FileNames("q"))
-    pages.is_sole = True
-    assert pages.files() == pages.known_files() == []
-    files.close(files.create(pages.directory, "q-c.cursor"))
-    assert pages.known_files() == ["q-c.cursor"]
-
-
 def test_index_records_whose_write_was_refused_are_written_next_time_in_the_same_place() -> None:
     files = CrashFiles(Random(1))
     files.make_directory("d")

@@ -19,7 +19,7 @@ from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.files.meta_files import WritePositionFile
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.file_names import FileNames
-from holdfast.queue.format.meta import DurablePosition, WritePosition
+from holdfast.queue.format.meta import PagePosition, WritePosition
 from holdfast.queue.log.durability import Durability, SyncProgress, SyncTarget
 from holdfast.soundness import Soundness
 
@@ -76,7 +76,7 @@ class Lone:
         self.telling = threading.Event()
         self.told_all = threading.Event()
         self.told_all.set()
-        self.durable = DurablePosition(1, 0, 64, 1, 0)
+        self.durable = PagePosition(1, 0, 1, 0, 64)
         self.durability = Durability(self.disk, cast("SyncProgress", self), Soundness("queue", ""))
 
     def take(self, sealed_only: bool) -> SyncTarget:
@@ -148,11 +148,11 @@ def test_a_mark_is_not_written_into_a_file_that_was_closed() -> None:
     directory = PageDirectory(files, _directory(files), FileNames("q"))
     marks = WritePositionFile(directory)
     marks.close()
-    place = DurablePosition(1, 0, 64, 1, 0)
+    place = PagePosition(1, 0, 1, 0, 64)
     marks.write(
         WritePosition(
-            page=1, salt=0, position=64, next_seq=1, last_time_ns=0, frames=0, index_records=0, index_check=0,
-            index_due=0, clean=False, durable=place, boot_id=bytes(16), first_page=1, first_seq=1,
+            place, frames=0, index_records=0, index_check=0, index_due=0, clean=False,
+            durable=place, boot_id=bytes(16), first_page=1, first_seq=1,
         ).encode()
     )  # fmt: skip
     marks.close()

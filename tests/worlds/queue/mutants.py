@@ -218,9 +218,9 @@ def last_record_at_or_before(self: PageScan, time_ns: int) -> None:
 def resume_past_a_hole(pages: PageDirectory, files: QueueEvidence) -> LogEnd:
     """Writing goes on where the writer was, not where verified frames end."""
     end, mark = _find_end(pages, files), read_write_position(pages)
-    if mark is not None and mark.page == end.page and mark.next_seq > end.next_seq:
-        end.position, end.last_time_ns = mark.position, mark.last_time_ns
-        end.next_seq = end.expected_seq = end.owed_end = mark.next_seq
+    if mark is not None and mark.end.page == end.page and mark.end.next_seq > end.next_seq:
+        end.position, end.last_time_ns = mark.end.position, mark.end.last_time_ns
+        end.next_seq = end.expected_seq = end.owed_end = mark.end.next_seq
     return end
 
 
@@ -485,7 +485,7 @@ def acknowledged_in_memory(self: WorkLog, command: bytes) -> None:
 def buried_before_its_letter(self: WorkQueue, message: Message, deliveries: int, reason: str) -> int:
     """A message is given up, and then its letter is written."""
     if self._resources.dead is None:
-        self._resources.dead = self._core.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
+        self._resources.dead = self._core.sibling(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
     mark = self._do(Kind.BURY, 0, message[0], self._resources.dead.last_seq + 1)
     letter = DeadLetter(message[0], message[1], message[2], deliveries=deliveries, reason=reason)
     self._resources.dead.append(letter.encode())

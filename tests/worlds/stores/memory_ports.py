@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right, insort
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Entry, Kept
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Kept, KeyEntry
 
 if TYPE_CHECKING:
     from array import array
@@ -117,7 +117,7 @@ class MemoryEntries:
     """Entries by store and durable, sorted by key."""
 
     def __init__(self) -> None:
-        self.entries: dict[tuple[str, str], dict[str, Entry]] = {}
+        self.entries: dict[tuple[str, str], dict[str, KeyEntry]] = {}
         self.keys: dict[tuple[str, str], list[str]] = {}
 
     def copy(self) -> MemoryEntries:
@@ -127,11 +127,11 @@ class MemoryEntries:
         copied.keys = {place: list(keys) for place, keys in self.keys.items()}
         return copied
 
-    def get(self, store: str, durable: str, key: str) -> Entry | None:
+    def get(self, store: str, durable: str, key: str) -> KeyEntry | None:
         """See ``ports.Entries``."""
         return self.entries.get((store, durable), {}).get(key)
 
-    def put(self, store: str, durable: str, entry: Entry) -> None:
+    def put(self, store: str, durable: str, entry: KeyEntry) -> None:
         """See ``ports.Entries``."""
         entries = self.entries.setdefault((store, durable), {})
         if entry.key not in entries:
@@ -147,7 +147,7 @@ class MemoryEntries:
             if not keys:
                 del self.keys[place], self.entries[place]
 
-    def take_after(self, store: str, durable: str, after: str, count: int) -> list[Entry]:
+    def take_after(self, store: str, durable: str, after: str, count: int) -> list[KeyEntry]:
         """See ``ports.Entries``."""
         taken = list(islice(self.scan(store, durable, after), count))
         for entry in taken:
@@ -160,7 +160,7 @@ class MemoryEntries:
             self.entries.pop(place, None)
             self.keys.pop(place, None)
 
-    def scan(self, store: str, durable: str, after: str = "") -> Iterator[Entry]:
+    def scan(self, store: str, durable: str, after: str = "") -> Iterator[KeyEntry]:
         """See ``ports.Entries``."""
         keys = self.keys.get((store, durable), [])
         entries = self.entries.get((store, durable), {})

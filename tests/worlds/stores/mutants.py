@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from holdfast.stores.values.deadlines import Budget
     from holdfast.stores.values.effects import Applied, Effect
     from holdfast.stores.values.messages import MessageBatch
-    from holdfast.stores.values.ports import Entry, Kept
+    from holdfast.stores.values.ports import Kept, KeyEntry
     from holdfast.wire.parts import Message
 
 __all__ = ["MUTANTS", "SMALL_BLOCK_MUTANTS"]
@@ -310,7 +310,7 @@ def locks_never_end(self: Locks, now_ms: int, count: int) -> list[KeyLock]:
 
 
 @MUTANTS.breaks("a key has its last value", "_release", KeyedMessages, focus=CALM)
-def replaced_is_kept(self: KeyedMessages, entry: Entry) -> None:
+def replaced_is_kept(self: KeyedMessages, entry: KeyEntry) -> None:
     """A value that was replaced keeps its message."""
     self.messages -= 1
     self.bytes -= entry.size

@@ -256,7 +256,7 @@ class Consumer(_Opened[BlockingConsumer]):
         inner, owner = self._opened(), self._owner()
         if durable is None:
             durable = inner._commits_durably
-        if durable or inner._may_wait:
+        if durable or inner._file_lock.locked():  # else it waits for no disk
             await on_helper(partial(inner._commit_by, owner, message, durable=durable))
         else:
             inner._commit_by(owner, message, durable=False)

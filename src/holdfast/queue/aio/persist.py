@@ -263,7 +263,7 @@ class _Producer(Generic[Item]):
             return
         try:
             if isinstance(scheduler, Executor):
-                scheduled: Future[None] = scheduler.submit(self._produce_on_a_thread)
+                scheduled: Future[None] = scheduler.submit(lambda: asyncio.run(self._produce_while_consumed()))
             else:
                 scheduled = self._schedule(scheduler)
         except RuntimeError as error:  # it is shut down or closed
@@ -315,9 +315,6 @@ class _Producer(Generic[Item]):
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
     # ---- on the source's loop ---------------------------------------------------------------------------------------
-
-    def _produce_on_a_thread(self) -> None:
-        asyncio.run(self._produce_while_consumed())
 
     async def _produce_while_consumed(self) -> None:
         """On an executor's thread, which the interpreter joins at exit: end when the consumer's loop is closed."""

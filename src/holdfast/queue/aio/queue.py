@@ -415,7 +415,7 @@ class Queue(AsyncWithBlock):
                 with core.asking():
                     result = await on_helper(partial(step, reader))
                 if result is not None:
-                    wait.reset_pause()
+                    wait.pause_s = PAUSE_MIN_S
                     yield result
                 elif follow:
                     await wait.until_appended(None)
@@ -460,7 +460,7 @@ class _Wait:
     def __init__(self, followers: dict[asyncio.Future[None], None], *, polls: bool) -> None:
         self._followers = followers
         self._polls = polls
-        self._pause_s = PAUSE_MIN_S
+        self.pause_s = PAUSE_MIN_S  # after a miss; it grows with each
         self._appended: asyncio.Future[None] | None = None
 
     def arm(self) -> None:
@@ -478,12 +478,8 @@ class _Wait:
         if self._appended is not None:
             await asyncio.wait([self._appended], timeout=limit_s)
             return
-        await asyncio.sleep(self._pause_s if limit_s is None else min(self._pause_s, limit_s))
-        self._pause_s = min(PAUSE_MAX_S, self._pause_s * 1.25)
-
-    def reset_pause(self) -> None:
-        """There was something: poll soon after the next miss."""
-        self._pause_s = PAUSE_MIN_S
+        await asyncio.sleep(self.pause_s if limit_s is None else min(self.pause_s, limit_s))
+        self.pause_s = min(PAUSE_MAX_S, self.pause_s * 1.25)
 
 
 def _on_loop(callback: Callable[[Gap | Trimmed], None]) -> Callable[[Gap | Trimmed], None]:

@@ -70,17 +70,6 @@ def seq_of(message: object) -> int:
     return seq
 
 
-def seqs_of(messages: list[Message] | list[int]) -> list[int]:
-    """The numbers of messages, rising. Raises: ``InvalidRequest`` for anything else.
-
-    >>> seqs_of([Message((8, 0, b"b")), Message((7, 0, b"a"))])
-    [7, 8]
-    """
-    if all(issubclass(kind, Message) for kind in set(map(type, messages))):  # quicker than to look at each of them
-        return sorted(map(itemgetter(0), messages))  # type: ignore[arg-type]
-    return sorted(map(seq_of, messages))
-
-
 class ConsumerFiles:
     """The files of a consumer, and how to close them without it."""
 
@@ -481,7 +470,10 @@ class Consumer(WithBlock):
             if not message:
                 self._raise_if_closed()
                 return
-            several = seqs_of(message)
+            number_of: Callable[..., int] = seq_of
+            if all(issubclass(kind, Message) for kind in set(map(type, message))):
+                number_of = itemgetter(0)  # quicker than to look at each of them
+            several = sorted(map(number_of, message))
             asked_seq = several[-1]
         elif message is not None:
             asked_seq = message if type(message) is int and message >= 0 else seq_of(message)
@@ -564,11 +556,6 @@ class Consumer(WithBlock):
                 hint="commit(message) finishes a message that another thread was given",
             )
         return owner.last_seq
-
-    @property
-    def _may_wait(self) -> bool:
-        """Whether a commit may have to wait for a durable one."""
-        return self._file_lock.locked()
 
     def _pages_passed(self, seq: int) -> None:
         """A commit finishes pages: wake those that wait for their space."""

@@ -14,7 +14,7 @@ from holdfast.queue.files.pages import PageDirectory, read_file, replace_file
 from holdfast.queue.format.meta import (
     IDENTITY_BYTES,
     SLOTS_BYTES,
-    DurablePosition,
+    PagePosition,
     QueueIdentity,
     WritePosition,
     decode_identity,
@@ -140,7 +140,7 @@ class WritePositionFile(SlotFile):
 
     def __init__(self, pages: PageDirectory, *, new: bool = False) -> None:
         boot_id = self.boot_id = pages.port.boot_id()
-        nowhere = DurablePosition(0, 0, 0, 1, 0)
-        first = WritePosition(0, 0, 1, 0, 0, 0, 0, 0, 0, clean=True, durable=nowhere, boot_id=boot_id).encode()
+        nowhere = PagePosition(0, 0, 1, 0, 0)
+        first = WritePosition(nowhere, 0, 0, 0, 0, clean=True, durable=nowhere, boot_id=boot_id).encode()
         super().__init__(pages, pages.names.write_meta, encode_slot(2, first) + encode_slot(1, first) if new else b"")
         self.newest = None if self.value is None else decode_write_position(self.value)

@@ -26,18 +26,14 @@ if TYPE_CHECKING:
     Restore = Callable[["PageDirectory", int, int, bytes], PageHeader | None]
 
 
-def _restore_nothing(pages: PageDirectory, file: int, number: int, raw: bytes) -> PageHeader | None:  # noqa: ARG001
-    return None
-
-
 class PageDirectory:
     """The pages of one queue in an open directory. ``restore`` finds the header of a page that has more than one
     damaged byte in it (``log.restoration``).
     """
 
-    __slots__ = ("_changes", "_damaged", "_files", "_known", "_restore", "directory", "is_sole", "names", "port")
+    __slots__ = ("_changes", "_damaged", "_known", "_restore", "directory", "is_sole", "names", "port")
 
-    def __init__(self, port: FilePort, directory: int, names: FileNames, restore: Restore = _restore_nothing) -> None:
+    def __init__(self, port: FilePort, directory: int, names: FileNames, restore: Restore | None = None) -> None:
         self._restore = restore
         self._damaged: dict[int, tuple[bytes, PageHeader | None]] = {}  # by page: damaged bytes, and what they were
         self.port = port
@@ -46,8 +42,6 @@ class PageDirectory:
         self.is_sole = False  # only this object makes and removes pages
         self._changes = 0
         self._known: tuple[int, list[int]] = (-1, [])
-        self._files: list[str] | None = None
-        """The files of the listing that ``_known`` is of, until they were asked for."""
 
     def files(self) -> list[str]:
         """Every file in the directory, of this queue and of others. Cost: one listing."""
@@ -56,15 +50,9 @@ class PageDirectory:
     def numbers(self) -> list[int]:
         """The numbers of the pages that have a name, rising. Cost: one listing."""
         changes = self._changes  # before the listing: what changes meanwhile makes it old
-        files = self.files()
-        numbers = sorted(number for number in map(self.names.page_number, files) if number is not None)
-        self._known, self._files = (changes, numbers), files
+        numbers = sorted(number for number in map(self.names.page_number, self.files()) if number is not None)
+        self._known = changes, numbers
         return numbers.copy()
-
-    def known_files(self) -> list[str]:
-        """As ``files``, once without a listing if no page has changed since ``numbers`` made one."""
-        files, self._files = self._files, None
-        return files if files is not None and self.is_sole and self._changes == self._known[0] else self.files()
 
     def known_numbers(self) -> list[int]:
         """As ``numbers``, without a listing if nothing has changed. Do not modify the list."""
@@ -120,7 +108,9 @@ class PageDirectory:
             return header
         known = self._damaged.get(number)
         if known is None or known[0] != raw:
-            header = nearest_header(raw, number) or self._restore(self, file, number, raw)
+            header = nearest_header(raw, number)
+            if header is None and self._restore is not None:
+                header = self._restore(self, file, number, raw)
             known = self._damaged[number] = raw, header
         return known[1]
 

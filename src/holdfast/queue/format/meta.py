@@ -164,30 +164,26 @@ def newest_slot(data: bytes) -> tuple[int, bytes] | None:
 WRITE_POSITION = Struct("<QQQqIIIIIIQQQqII16sQQ")
 
 
-class DurablePosition(NamedTuple):
-    """A position in the log: everything before it is on disk."""
+class PagePosition(NamedTuple):
+    """A position in a page, before the frame of ``next_seq``; ``last_time_ns`` is the arrival of the frame before."""
 
     page: int
     salt: int
-    position: int
     next_seq: int
     last_time_ns: int
+    position: int
 
 
 class WritePosition(NamedTuple):
     """One write position, by the table above."""
 
-    page: int
-    salt: int
-    next_seq: int
-    last_time_ns: int
-    position: int
+    end: PagePosition
     frames: int
     index_records: int
     index_check: int
     index_due: int
     clean: bool
-    durable: DurablePosition
+    durable: PagePosition
     boot_id: bytes
     first_page: int = 1
     first_seq: int = 1
@@ -198,8 +194,7 @@ class WritePosition(NamedTuple):
 
     def encode(self) -> bytes:
         """The value of the slot."""
-        page, salt, position, next_seq, last_time_ns = self.durable
-        return WRITE_POSITION.pack(*self[:10], page, salt, next_seq, last_time_ns, position, 0, *self[11:])
+        return WRITE_POSITION.pack(*self.end, *self[1:6], *self.durable, 0, *self[7:])
 
 
 def decode_write_position(value: bytes) -> WritePosition | None:
@@ -207,9 +202,8 @@ def decode_write_position(value: bytes) -> WritePosition | None:
     if len(value) != WRITE_POSITION.size:
         return None
     fields = WRITE_POSITION.unpack(value)
-    page, salt, next_seq, last_time_ns, position = fields[10:15]
-    durable = DurablePosition(page, salt, position, next_seq, last_time_ns)
-    return WritePosition._make((*fields[:9], fields[9] == 1, durable, *fields[16:]))
+    end, durable = PagePosition(*fields[:5]), PagePosition(*fields[10:15])
+    return WritePosition._make((end, *fields[5:9], fields[9] == 1, durable, *fields[16:]))
 
 
 CURSOR = Struct("<HHIQ")

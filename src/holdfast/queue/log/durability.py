@@ -15,7 +15,7 @@ from holdfast.boot import UNKNOWN_BOOT
 from holdfast.errors import Closed, Code, HoldfastError
 from holdfast.queue.files.meta_files import WritePositionFile
 from holdfast.queue.format.frame import SEQ_MASK
-from holdfast.queue.format.meta import DurablePosition, WritePosition
+from holdfast.queue.format.meta import PagePosition, WritePosition
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader
 from holdfast.queue.log.tail import LogTail
 
@@ -36,7 +36,7 @@ class SyncTarget(NamedTuple):
     closed: list[int]
     open: int | None
     next_seq: int
-    position: tuple[DurablePosition, int] | None
+    position: tuple[PagePosition, int] | None
 
 
 class Durability:
@@ -161,14 +161,12 @@ class SyncProgress:
         self.silent = True
         self.records_at_once = True
         self._position_is_owed = False
-        end_position = DurablePosition(
-            end.page, end.header.salt if end.header else 0, end.position, end.next_seq, end.last_time_ns
-        )
-        self._start_position = end_position
+        salt = end.header.salt if end.header else 0
+        start = self._start_position = PagePosition(end.page, salt, end.next_seq, end.last_time_ns, end.position)
         # The prepared page will be used: its maker may have been killed before its name was durable.
         self._sync_names = None if end.clean or not (end.resume and end.doubtful) else sync_names
         written = position_file.newest
-        self.durable = written.durable if written is not None and end.resume and not written.clean else end_position
+        self.durable = written.durable if written is not None and end.resume and not written.clean else start
         self.first = end.first
         self.closing: list[int] = []
         self.synced_bytes = 0
@@ -181,11 +179,7 @@ class SyncProgress:
             if page is None or end_position is None:
                 return SyncTarget(closed, None, tail.next_seq, None)
             if sealed_only:
-                header = page.header
-                end_position = DurablePosition(
-                    header.number, header.salt, HEADER_BYTES, tail.base_seq, header.base_time_ns
-                )
-                return SyncTarget(closed, None, tail.base_seq, (end_position, self.synced_bytes))
+                return SyncTarget(closed, None, tail.base_seq, (_beginning_of(page.header), self.synced_bytes))
             return SyncTarget(closed, page.file, tail.next_seq, (end_position, tail.written_bytes))
 
     def reached(self, target: SyncTarget) -> None:
@@ -229,7 +223,7 @@ class SyncProgress:
 
     def begin_at(self, header: PageHeader) -> None:
         """The log continues in this page, which is durable and empty."""
-        self.durable = DurablePosition(header.number, header.salt, HEADER_BYTES, header.base_seq, header.base_time_ns)
+        self.durable = _beginning_of(header)
 
     def note_removal(self, first_page: int, first_seq: int) -> None:
         """Before retention removes pages: record durably, in both slots, which page is the first one then. Pages that
@@ -267,16 +261,9 @@ class SyncProgress:
 
     def record_position(self, *, clean: bool = False) -> None:
         """Write the next slot. Not synced. Call with the lock held."""
-        tail, index, page = self._tail, self._tail.index, self._tail.page
-        if page is None:
-            end_position = self._start_position
-            number, salt = end_position.page, end_position.salt
-            position, next_seq, time_ns = end_position.position, end_position.next_seq, end_position.last_time_ns
-        else:
-            number, salt = page.header.number, page.header.salt
-            position, next_seq, time_ns = tail.end
+        tail, index = self._tail, self._tail.index
         record = WritePosition(
-            *(number, salt, next_seq, time_ns, position),
+            tail.end_position or self._start_position,
             *(tail.frames, index.records, index.check, min(index.due, SEQ_MASK), clean),
             *(self.durable, self._position_file.boot_id, *self.first),
         )
@@ -297,3 +284,7 @@ class SyncProgress:
         for file in closing:
             self._port.close(file)
         self._position_file.close()
+
+
+def _beginning_of(header: PageHeader) -> PagePosition:
+    return PagePosition(header.number, header.salt, header.base_seq, header.base_time_ns, HEADER_BYTES)

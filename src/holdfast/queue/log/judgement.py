@@ -64,7 +64,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from holdfast.queue.format.meta import DurablePosition, WritePosition
+    from holdfast.queue.format.meta import PagePosition, WritePosition
     from holdfast.queue.format.page import PageHeader
 
 PAGE_MESSAGES_MAX = 1 << 32
@@ -109,12 +109,12 @@ def proof_of(
     """What the recorded write position proves in this run of the machine. A record about another life of its page, by
     the salt, proves nothing.
     """
-    if record is None or _is_another_life(header_of, record.durable.page, record.durable.salt):
+    if record is None or _is_another_life(header_of, record.durable):
         return Proof(all_lost=all_lost and record is None)
-    place: WritePosition | DurablePosition = record.durable
+    place = record.durable
     is_true = record.is_true(boot_id)
-    if is_true and not _is_another_life(header_of, record.page, record.salt):
-        place = record
+    if is_true and not _is_another_life(header_of, record.end):
+        place = record.end
     return Proof(
         owed_seq=max(record.durable.next_seq, place.next_seq),
         ordered=is_true,
@@ -126,9 +126,9 @@ def proof_of(
     )
 
 
-def _is_another_life(header_of: Callable[[int], PageHeader | None], page: int, salt: int) -> bool:
-    header = header_of(page) if page else None
-    return header is not None and header.salt != salt
+def _is_another_life(header_of: Callable[[int], PageHeader | None], place: PagePosition) -> bool:
+    header = header_of(place.page) if place.page else None
+    return header is not None and header.salt != place.salt
 
 
 class LostPage(NamedTuple):

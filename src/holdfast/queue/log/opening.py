@@ -110,12 +110,12 @@ def _start(walk: LogWalk, end: LogEnd, pages: PageDirectory, proof: Proof, heade
     # the machine empties it.
     end.rewrite = record is None or not any(record.boot_id) or record.boot_id == pages.port.boot_id()
     if record is not None:
-        end.last_time_ns = max(record.durable.last_time_ns, record.last_time_ns)
+        end.last_time_ns = max(record.durable.last_time_ns, record.end.last_time_ns)
         end.clean = record.clean
     if record is not None and proof.page:
-        durable, is_written = record.durable, proof.ordered and proof.page == record.page
-        unsynced = durable.page or max(1, record.page - UNSYNCED_PAGES_MAX)
-        place = record if is_written else durable
+        is_written = proof.ordered and proof.page == record.end.page
+        unsynced = record.durable.page or max(1, record.end.page - UNSYNCED_PAGES_MAX)
+        place = record.end if is_written else record.durable
         header = cached_header(pages, place.page, headers)
         # A prepared page before such a position is an older copy of it.
         fits = header is not None and HEADER_BYTES <= place.position <= header.page_bytes
@@ -235,10 +235,9 @@ def repair_tail(pages: PageDirectory, end: LogEnd) -> None:
         _close_page(pages, end)
     going = DurableRename(pages)
     changed = False if end.resume else _forget_set_aside(pages, len(end.doubtful))
-    files = pages.known_files()
     living = {*pages.known_numbers()}
     doubtful = [] if end.resume else end.doubtful
-    for name in files:
+    for name in pages.files():
         if pages.names.is_temporary(name):
             pages.remove(name)  # one that lost power brings back goes at the next start
         elif (index := pages.names.index_number(name)) is not None and (

@@ -63,8 +63,8 @@ def restored_header(pages: PageDirectory, file: int, number: int, raw: bytes) ->
 def _salts(pages: PageDirectory, number: int, field: int) -> tuple[list[int], list[int]]:
     """The salts to try: those that need no luck, and those with one bit of the field in doubt."""
     record = read_write_position(pages)
-    places = [] if record is None else [(record.page, record.salt), (record.durable.page, record.durable.salt)]
-    sure = dict.fromkeys((*(salt for page, salt in places if page == number), field))
+    places = [] if record is None else [record.end, record.durable]
+    sure = dict.fromkeys((*(place.salt for place in places if place.page == number), field))
     return list(sure), [field ^ 1 << bit for bit in range(64)]
 
 

@@ -144,7 +144,7 @@ class Space:
         self._full = full
         self._keeps_all = keeps_all
         self._clock = clock
-        self.on_consumed: Callable[[], None] = _nothing
+        self.on_consumed: Callable[[], None] = lambda: None
         self._headers: dict[int, PageHeader] = {}
         self._make_locks()
         self._closed = False
@@ -274,7 +274,3 @@ class Space:
         with self._waits:
             self._closed = True
             self._freed.notify_all()
-
-
-def _nothing() -> None:
-    """There is no helper thread to wake."""

@@ -22,7 +22,7 @@ from holdfast.queue.files.index import PageIndex
 from holdfast.queue.files.process import copies_refused
 from holdfast.queue.format.checksum import checksum_for_writing
 from holdfast.queue.format.frame import HEAD_BYTES, SEAL_BYTES, SEQ_MASK, encode_head, page_seed, single_packers
-from holdfast.queue.format.meta import DurablePosition
+from holdfast.queue.format.meta import PagePosition
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader
 from holdfast.queue.log.page_scan import PageScan
 from holdfast.queue.options import clock_ns
@@ -305,12 +305,12 @@ class LogTail(Appending):
         return self.next_seq - self.base_seq - self.batch_surplus
 
     @property
-    def end_position(self) -> DurablePosition | None:
+    def end_position(self) -> PagePosition | None:
         """The position that a sync from now makes durable; None before the first page. Call with the lock held."""
         if self.page is None:
             return None
-        header = self.page.header
-        return DurablePosition(header.number, header.salt, *self.end)
+        position, next_seq, time_ns = self.end
+        return PagePosition(self.page.header.number, self.page.header.salt, next_seq, time_ns, position)
 
     def close(self) -> None:
         """Close the page's files. Call with the lock held."""

@@ -234,13 +234,13 @@ def find_state(
 def find_buried(core: QueueCore, name: str, machine: WorkMachine) -> None:
     """Apply the dead letters whose BURY was lost: those after the last one that a BURY names."""
     try:
-        with core.beside(f"{name}-dead", read_only=True) as dead:
+        with core.sibling(f"{name}-dead", read_only=True) as dead:
             last_seq = dead.last_seq
     except NotFound:
         return
     if last_seq <= machine.dead_seq:
         return
-    with core.beside(f"{name}-dead", page_size=DEAD_PAGE_BYTES) as dead:
+    with core.sibling(f"{name}-dead", page_size=DEAD_PAGE_BYTES) as dead:
         # A killed process may have written them without a sync: they must be durable now.
         dead.flush()
         for message in dead.read(seq=machine.dead_seq + 1, damage="skip"):

@@ -99,7 +99,8 @@ class WorkMachine:
         """
         match kind:
             case Kind.TAKE:
-                if self._are_next(numbers):
+                first = self.next_seq
+                if numbers[0] == first and tuple(numbers) == tuple(range(first, first + len(numbers))):
                     self._take_new(numbers, time_ns)
                 else:
                     for seq in numbers:
@@ -136,10 +137,6 @@ class WorkMachine:
         self.started[seq] = (lease_ends_ns, deliveries, True)
         self._push(lease_ends_ns, seq)
         return deliveries
-
-    def _are_next(self, numbers: Sequence[int]) -> bool:
-        first = self.next_seq
-        return numbers[0] == first and tuple(numbers) == tuple(range(first, first + len(numbers)))
 
     def _take_new(self, numbers: Sequence[int], lease_ends_ns: int) -> None:
         """As ``take`` for each, in a third of the time."""

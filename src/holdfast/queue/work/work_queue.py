@@ -244,7 +244,7 @@ class WorkQueue(WithBlock):
         cursor = self._cursor.stored
         if cursor is not None and not cursor.of_work_queue:
             raise InvalidRequest("this name is a consumer's", name=self.name)
-        commands = core.beside(f"{self.name}.work", page_size=LOG_PAGE_BYTES, clock=self._clock)
+        commands = core.sibling(f"{self.name}.work", page_size=LOG_PAGE_BYTES, clock=self._clock)
         resources.log = self._log = WorkLog(commands, synced=self._synced)
         self._machine = find_state(core, self.name, self._log, self._clock, cursor, since=since, damage=self._damage)
         # Before the first job: lost power could take the hold, and retention unfinished messages.
@@ -476,7 +476,7 @@ class WorkQueue(WithBlock):
     def dead_letters(self) -> Iterator[DeadLetter]:
         """The dead letters, oldest first: the messages of the queue ``<prefix>-<name>-dead``."""
         try:
-            dead = self._core.beside(f"{self.name}-dead", read_only=True)
+            dead = self._core.sibling(f"{self.name}-dead", read_only=True)
         except NotFound:
             return
         with dead:
@@ -503,7 +503,7 @@ class WorkQueue(WithBlock):
         seq, started = message[0], self._machine.started
         letters = self._letters = {other: number for other, number in self._letters.items() if other in started}
         if self._resources.dead is None:
-            self._resources.dead = self._core.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
+            self._resources.dead = self._core.sibling(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
         with self._log.step():
             if seq not in letters:
                 letter = DeadLetter(seq, message[1], message[2], deliveries=deliveries, reason=reason)

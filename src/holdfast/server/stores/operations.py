@@ -51,7 +51,7 @@ from holdfast.stores.values.commands import (
     highest_of,
 )
 from holdfast.stores.values.messages import fields_hint
-from holdfast.stores.values.ports import Entry
+from holdfast.stores.values.ports import KeyEntry
 from holdfast.view.storage import PAGE_BYTES
 from holdfast.wire.formats import UNDECODABLE, WireFormat, decode_each_once, encode, require_few_values
 from holdfast.wire.parts import AckedResponse, BatchReceipt, Delivery, Portion
@@ -349,7 +349,7 @@ class StoreOperations:
         entry = map_of(self._state.store(store), name).keyed.get(key)
         return None if entry is None else next(iter(self._with_bodies(store, [entry])), None)
 
-    def _with_bodies(self, store: str, entries: Sequence[Entry]) -> list[tuple[str, bytes, int]]:
+    def _with_bodies(self, store: str, entries: Sequence[KeyEntry]) -> list[tuple[str, bytes, int]]:
         numbers = sorted((entry.revision, entry.revision, 1) for entry in entries)
         bodies = {one.seq: one.body for one in self._service.messages(store, numbers)}
         return [(entry.key, bodies[entry.revision], entry.revision) for entry in entries if entry.revision in bodies]

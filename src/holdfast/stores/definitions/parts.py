@@ -178,18 +178,10 @@ def new_dead_letters(before: ClusterDefinition, after: ClusterDefinition, parts:
 def durable_at(definition: ClusterDefinition, path: Path) -> DurableDefinition | None:
     """The durable, or the pattern of the template, at a path; None where there is none."""
     match path:
-        case ("stores", store, *rest) if store in definition.stores:
-            return _durable_in(definition.stores[store], tuple(rest))
-        case _:
-            return None
-
-
-def _durable_in(store: StoreDefinition, rest: Path) -> DurableDefinition | None:
-    match rest:
-        case ("durables", name):
-            return store.durables.get(name)
-        case ("templates", name):
-            template = store.templates.get(name)
+        case ("stores", store, "durables", name) if store in definition.stores:
+            return definition.stores[store].durables.get(name)
+        case ("stores", store, "templates", name) if store in definition.stores:
+            template = definition.stores[store].templates.get(name)
             return None if template is None else template.pattern
         case _:
             return None
@@ -197,22 +189,17 @@ def _durable_in(store: StoreDefinition, rest: Path) -> DurableDefinition | None:
 
 def part_of(definition: ClusterDefinition, path: Path) -> Part:
     """The part at a path with everything in force; without a document where there is none."""
-    document: dict[str, object] | None = None
     match path:
         case ("cluster",):
             document = definition.own_document()
         case ("permissions",):
             document = permissions_document(definition.permissions)
-        case ("stores", name, *rest):
-            store = definition.stores.get(name)
-            if store is not None and not rest:
-                document = store.own_document()
-            elif store is not None:
-                durable = _durable_in(store, tuple(rest))
-                document = None if durable is None else durable.document()
+        case ("stores", name):
+            document = definition.stores[name].own_document() if name in definition.stores else {}
         case _:
-            pass
-    return Part(path, b"" if document is None else msgspec.json.encode(document))
+            durable = durable_at(definition, path)
+            document = durable.document() if durable is not None else {}
+    return Part(path, msgspec.json.encode(document) if document else b"")
 
 
 def changed_paths(before: ClusterDefinition, after: ClusterDefinition) -> list[Path]:

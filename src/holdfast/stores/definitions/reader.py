@@ -216,8 +216,8 @@ class FieldReader:
         return default
 
     def limit(self, name: str, default: int = 0) -> int:
-        """A number of messages or other things; 0 is none."""
-        return self.whole(name, default, 0, SIZE_MAX) if not self._is_none(name) else 0
+        """A number of messages or other things; 0, null and an empty text are none."""
+        return self.whole(name, default, 0, SIZE_MAX) if self._take(name, default) not in (None, "") else 0
 
     def fraction(self, name: str, default: float) -> float:
         """A number from 0 to 1, both included."""
@@ -285,11 +285,6 @@ class FieldReader:
     def _take(self, name: str, default: object) -> object:
         self._asked.add(name)
         return self._values.get(name, default)
-
-    def _is_none(self, name: str) -> bool:
-        """Whether it is null or an empty text, which both mean that it is not set."""
-        self._asked.add(name)
-        return name in self._values and self._values[name] in (None, "")
 
     def is_name(self, name: str, kind: str, value: object) -> TypeGuard[str]:
         """Whether the value at ``name`` is the name of a thing; otherwise that is a problem."""

@@ -31,20 +31,16 @@ def ttl_next_ms(durable: PendingMessages) -> int | None:
     ttl_ms = durable.definition.message_ttl_ms
     if not ttl_ms:
         return None
-    next_ms = earlier(_earliest_ms(durable), _parked_next_ms(durable))
+    redelivery = durable.redelivery
+    if redelivery.arrivals is None and redelivery.runs:
+        redelivery.arrivals = Arrivals(durable.shelf, redelivery)
+    waiting_ms = redelivery.arrivals.earliest_ms() if redelivery.arrivals is not None else None
+    next_ms = earlier(waiting_ms, _parked_next_ms(durable))
     next_ms = next_ms + ttl_ms if next_ms is not None else None
     if durable.undelivered > 0:
         at_ms = durable.backlog.cursor_ms + ttl_ms
         next_ms = at_ms if next_ms is None or at_ms < next_ms else next_ms
     return next_ms
-
-
-def _earliest_ms(durable: PendingMessages) -> int | None:
-    """When the first waiting message began to live, or None. Cost: as ``Arrivals``."""
-    redelivery = durable.redelivery
-    if redelivery.arrivals is None and redelivery.runs:
-        redelivery.arrivals = Arrivals(durable.shelf, redelivery)
-    return redelivery.arrivals.earliest_ms() if redelivery.arrivals is not None else None
 
 
 def _parked_next_ms(durable: PendingMessages) -> int | None:

@@ -19,7 +19,7 @@ from holdfast.stores.definitions.cluster import DurableDefinition
 from holdfast.stores.durables.backlog import Shelf
 from holdfast.stores.values.deadlines import Budget
 from holdfast.stores.values.messages import MessageBatch
-from holdfast.stores.values.ports import BLOCK_MESSAGES, Entry, Kept, KeyEntries
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Kept, KeyEntries, KeyEntry
 from holdfast.wire.parts import KEY_BYTES_MAX, Message
 
 STEP_ENTRIES = 1_024  # entries that one step gives back at most
@@ -56,7 +56,7 @@ class KeyedResidue:
         """Whether everything was given back."""
         return not self.left
 
-    def step(self, most: int | None = None) -> list[Entry]:
+    def step(self, most: int | None = None) -> list[KeyEntry]:
         """Give back up to ``most`` entries and ``STEP_ENTRIES``, in the order of their keys; returns them."""
         count = STEP_ENTRIES if most is None else min(most, STEP_ENTRIES)
         taken = self._entries.take_after(self._shelf.store, self.of.namespace, self.after, count)
@@ -66,7 +66,7 @@ class KeyedResidue:
         assert taken or not self.left, "the namespace has every entry that is left"
         return taken
 
-    def take(self, key: str) -> Entry | None:
+    def take(self, key: str) -> KeyEntry | None:
         """Give the entry of one key back now; None where there is none."""
         entry = self._entries.get(self._shelf.store, self.of.namespace, key)
         if entry is not None:
@@ -74,11 +74,11 @@ class KeyedResidue:
             self._give_back(entry)
         return entry
 
-    def _give_back(self, entry: Entry) -> None:
+    def _give_back(self, entry: KeyEntry) -> None:
         self._shelf.counts.release(entry.revision, entry.revision)
         self.left -= 1
 
-    def kept(self) -> list[Entry]:
+    def kept(self) -> list[KeyEntry]:
         """Every entry that is not given back yet. Cost: O(left); for checks and repairs."""
         return list(self._entries.scan(self._shelf.store, self.of.namespace))
 
@@ -104,12 +104,12 @@ class KeyedState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     causes: dict[str, int]
 
 
-def key_of(kept: Kept, key_field: str) -> str | None:
+def key_of(message: Message | Kept, key_field: str) -> str | None:
     """The key of a message: its own, or the text of a field; None where it has none."""
     if not key_field:
-        return kept.key
-    value = kept.fields.get(key_field)
-    return value if isinstance(value, str) else None
+        return message.key
+    value = message.fields.get(key_field)
+    return value if isinstance(value, str) and value else None
 
 
 class KeyedMessages:
@@ -137,22 +137,22 @@ class KeyedMessages:
         self.oldest = self.start = shelf.counts.next_seq
         self.oldest_ms = 0
 
-    def get(self, key: str) -> Entry | None:
+    def get(self, key: str) -> KeyEntry | None:
         """The entry of a key."""
         return self._entries.get(self._shelf.store, self.namespace, key)
 
-    def scan(self, after: str = "") -> Iterator[Entry]:
+    def scan(self, after: str = "") -> Iterator[KeyEntry]:
         """Entries in the order of their keys, from the first above ``after``."""
         return self._entries.scan(self._shelf.store, self.namespace, after)
 
-    def browse_page(self, after: int, count: int, looks: int) -> tuple[list[Entry], int | None, int]:
+    def browse_page(self, after: int, count: int, looks: int) -> tuple[list[KeyEntry], int | None, int]:
         """Up to ``count`` entries by revision, above ``after``, from about ``looks`` messages.
 
         Also returns above which revision to continue, None at the end, and how many looks are left. Cost: about 10
         microseconds for each message examined; a block without kept messages is one.
         """
         counts, store = self._shelf.counts, self._shelf.store
-        seq, page = max(self.oldest, after + 1), list[Entry]()
+        seq, page = max(self.oldest, after + 1), list[KeyEntry]()
         while seq < counts.next_seq and looks > 0:
             stop = min(counts.next_seq, (seq // BLOCK_MESSAGES + 1) * BLOCK_MESSAGES)
             block = counts.block(seq // BLOCK_MESSAGES)
@@ -162,9 +162,7 @@ class KeyedMessages:
                 continue
             stop = min(stop, seq + CHUNK)
             for kept in self._shelf.messages.read(store, seq, stop - 1):
-                key = key_of(kept, self._key_field)
-                entry = self.get(key) if key is not None else None
-                if entry is not None and entry.revision == kept.seq:
+                if (entry := self._entry_of(kept)) is not None:
                     page.append(entry)
                     if len(page) >= count:
                         return page, kept.seq, looks - (stop - seq)
@@ -176,19 +174,19 @@ class KeyedMessages:
         """When ``expire`` has something to do, or None. It may only move the cursor then."""
         return self.oldest_ms + ttl_ms if ttl_ms and self.messages else None
 
-    def set(self, key: str, seq: int, size: int, expires_ms: int = 0) -> Entry | None:
+    def set(self, key: str, seq: int, size: int, expires_ms: int = 0) -> KeyEntry | None:
         """Message ``seq``, which is counted already, is now the key's; returns the replaced entry."""
         before = self.get(key)
         if before is not None:
             self._release(before)
-        self._entries.put(self._shelf.store, self.namespace, Entry(key, seq, size, expires_ms))
+        self._entries.put(self._shelf.store, self.namespace, KeyEntry(key, seq, size, expires_ms))
         if not self.messages:
             self.oldest, self.oldest_ms = seq, self._shelf.counts.published_ms(seq)
         self.messages += 1
         self.bytes += size
         return before
 
-    def remove(self, key: str) -> Entry | None:
+    def remove(self, key: str) -> KeyEntry | None:
         """Forget a key; returns what it had."""
         entry = self.get(key)
         if entry is not None:
@@ -206,7 +204,7 @@ class KeyedMessages:
         self.namespace = f"{self._durable}#{self.oldest}"  # there were messages since it was named so last
         return KeyedResidue(of, self._shelf, self._entries)
 
-    def discard_oldest(self, budget: Budget) -> Entry | None:
+    def discard_oldest(self, budget: Budget) -> KeyEntry | None:
         """Remove the oldest entry, for a limit; None if the budget ends first.
 
         Cost: every message of the store is passed once.
@@ -222,11 +220,11 @@ class KeyedMessages:
                 return self.lose(entry.key, "limit_old")
         return None
 
-    def expire(self, now_ms: int, ttl_ms: int, budget: Budget) -> list[Entry]:
+    def expire(self, now_ms: int, ttl_ms: int, budget: Budget) -> list[KeyEntry]:
         """Remove entries that are ``ttl_ms`` old, within the budget. Cost: reads each message once."""
         counts = self._shelf.counts
         end = counts.first_since(now_ms - ttl_ms + 1, self.oldest, counts.next_seq)
-        expired: list[Entry] = []
+        expired: list[KeyEntry] = []
         while self.oldest < end and self.messages and not budget.is_spent:
             for entry in self._read_on(end, budget):
                 self.lose(entry.key, "ttl")
@@ -234,20 +232,25 @@ class KeyedMessages:
         self.oldest_ms = max(self.oldest_ms, counts.time_from(self.oldest))
         return expired
 
-    def lose_message(self, kept: Kept, cause: str) -> Entry | None:
+    def lose_message(self, kept: Kept, cause: str) -> KeyEntry | None:
         """Remove the key of this message if it is still its value. ``cause``: ``own_ttl`` or ``deleted``."""
+        entry = self._entry_of(kept)
+        return None if entry is None else self.lose(entry.key, cause)
+
+    def _entry_of(self, kept: Kept) -> KeyEntry | None:
+        """The entry whose value this message is."""
         key = key_of(kept, self._key_field)
         entry = self.get(key) if key is not None else None
-        return self.lose(entry.key, cause) if entry is not None and entry.revision == kept.seq else None
+        return entry if entry is not None and entry.revision == kept.seq else None
 
-    def lose(self, key: str, cause: str) -> Entry | None:
+    def lose(self, key: str, cause: str) -> KeyEntry | None:
         """Remove a key and count its message as lost; returns what it had."""
         entry = self.remove(key)
         if entry is not None:
             self.causes[cause] = self.causes.get(cause, 0) + 1
         return entry
 
-    def _read_on(self, end: int, budget: Budget) -> list[Entry]:
+    def _read_on(self, end: int, budget: Budget) -> list[KeyEntry]:
         """Move the cursor over a part of one block, below ``end``; returns the entries passed, at most the budget's
         messages."""
         counts, first = self._shelf.counts, self.oldest
@@ -258,12 +261,10 @@ class KeyedMessages:
             self.oldest = stop
             return []
         stop = min(stop, first + CHUNK, first + budget.looks)
-        passed: list[Entry] = []
+        passed: list[KeyEntry] = []
         self.oldest = stop
         for kept in self._shelf.messages.read(self._shelf.store, first, stop - 1):
-            key = key_of(kept, self._key_field)
-            entry = self.get(key) if key is not None else None
-            if entry is not None and entry.revision == kept.seq:
+            if (entry := self._entry_of(kept)) is not None:
                 passed.append(entry)
                 budget.messages -= 1
                 if budget.messages <= 0:
@@ -272,7 +273,7 @@ class KeyedMessages:
         budget.looks -= self.oldest - first
         return passed
 
-    def _release(self, entry: Entry) -> None:
+    def _release(self, entry: KeyEntry) -> None:
         self._shelf.counts.release(entry.revision, entry.revision)
         self.messages -= 1
         self.bytes -= entry.size
@@ -328,7 +329,7 @@ class KeyedDurable:
         """Their bytes."""
         return self.keyed.bytes
 
-    def drop(self, kept: Sequence[Kept]) -> Entry | None:
+    def drop(self, kept: Sequence[Kept]) -> KeyEntry | None:
         """Delete one message or value: ``kept`` is what the store has under its number, nothing or one."""
         return self.keyed.lose_message(kept[0], "deleted") if kept else None
 
@@ -351,10 +352,7 @@ class LastValue(KeyedDurable):
         """
         if message.deliver_at_ms or not self.definition.matcher.matches(message.fields):
             return None
-        if not self.definition.key_field:
-            return message.key
-        value = message.fields.get(self.definition.key_field)
-        return value if isinstance(value, str) and value else None
+        return key_of(message, self.definition.key_field)
 
     def accept(self, key: str, seq: int, size: int, expires_ms: int = 0) -> bool:
         """Message ``seq``, counted already, sets ``key``. Returns whether a subscriber follows it."""
@@ -406,14 +404,14 @@ class LastValue(KeyedDurable):
             del self._by_key[known[0]]
         return True
 
-    def deliver(self, subscriber: str) -> Entry | None:
+    def deliver(self, subscriber: str) -> KeyEntry | None:
         """The value of the subscriber's key if it was not delivered yet. Raises ``NotFound`` for an unknown one."""
         entry = self.unseen(subscriber)
         if entry is not None:
             self.attached[subscriber] = (entry.key, entry.revision)
         return entry
 
-    def unseen(self, subscriber: str) -> Entry | None:
+    def unseen(self, subscriber: str) -> KeyEntry | None:
         """What ``deliver`` would give. Raises ``NotFound`` for a subscriber that is not attached."""
         known = self.attached.get(subscriber)
         if known is None:
@@ -434,7 +432,7 @@ class LastValue(KeyedDurable):
         """When ``message_ttl`` has something to do next."""
         return self.keyed.next_ms(self.definition.message_ttl_ms)
 
-    def expire(self, now_ms: int, budget: Budget) -> list[Entry]:
+    def expire(self, now_ms: int, budget: Budget) -> list[KeyEntry]:
         """Remove values that are older than ``message_ttl``; see ``KeyedMessages.expire``."""
         ttl_ms = self.definition.message_ttl_ms
         return self.keyed.expire(now_ms, ttl_ms, budget) if ttl_ms else []

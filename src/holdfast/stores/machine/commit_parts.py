@@ -111,16 +111,11 @@ def _look_at_acknowledgement(cluster: Cluster, part: commands.Acknowledge, room:
                 durable=part.durable,
                 seq=missing,
             )
-        if _is_limited(cluster, store):
+        if any(limits.message_limit or limits.bytelimit for limits in (cluster.definition, store.definition)):
             floor = durable.backlog.floor
             end = last if floor is None else min(last, floor - 1)
             freed = [seq for seq in range(first, end + 1) if store.counts.references(seq) == 1]
             room.give_back(store, len(freed), sum(store.counts.size(seq, seq) for seq in freed))
-
-
-def _is_limited(cluster: Cluster, store: Store) -> bool:
-    of_cluster, of_store = cluster.definition, store.definition
-    return any((of_cluster.message_limit, of_cluster.bytelimit, of_store.message_limit, of_store.bytelimit))
 
 
 def _look_at_change(cluster: Cluster, part: commands.MapChange, room: _Room) -> None:

@@ -12,7 +12,7 @@ from holdfast.stores.machine.store import Cluster, Store, check_store
 from holdfast.stores.values.commands import Done, MapChange, MapChanged, MapLock, MapLocked, MapUnlock, Result
 from holdfast.stores.values.deadlines import Budget
 from holdfast.stores.values.effects import Advise, Changed, Effect
-from holdfast.stores.values.ports import Entry
+from holdfast.stores.values.ports import KeyEntry
 from holdfast.wire.parts import Message
 
 
@@ -107,7 +107,7 @@ def _notify_first(store: Store, name: str, key: str, effects: list[Effect]) -> N
     store.forget_done()
 
 
-def _notify_given_back(store: Store, residue: KeyedResidue, entries: Iterable[Entry], effects: list[Effect]) -> None:
+def _notify_given_back(store: Store, residue: KeyedResidue, entries: Iterable[KeyEntry], effects: list[Effect]) -> None:
     of = residue.of
     if of.cause:
         changes = [Change(entry.key, of.revision or entry.revision, of.cause) for entry in entries]
@@ -156,7 +156,7 @@ def expire(store: Store, durable: Map, now_ms: int, budget: Budget, effects: lis
     return len(changes)
 
 
-def notify_deleted(store: Store, durable: Map, entries: Iterable[Entry], effects: list[Effect]) -> None:
+def notify_deleted(store: Store, durable: Map, entries: Iterable[KeyEntry], effects: list[Effect]) -> None:
     """Notify watchers of what an administrator removes."""
     _notify(
         store, durable.definition.name, [Change(entry.key, entry.revision, "deleted") for entry in entries], effects

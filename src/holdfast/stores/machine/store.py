@@ -31,7 +31,7 @@ from holdfast.stores.matching import MatcherIndex
 from holdfast.stores.values import commands
 from holdfast.stores.values.deadlines import Deadlines, earlier
 from holdfast.stores.values.effects import Advise, Effect, Ready, Withdrawn
-from holdfast.stores.values.identity import Lineage, id_of
+from holdfast.stores.values.identity import Histories, id_of
 from holdfast.stores.values.messages import MessageBatch
 from holdfast.stores.values.ports import Blocks, KeyEntries, Messages
 from holdfast.stores.values.reference_counts import MAP_VALUE, REFERENCES_MAX, ReferenceCounts
@@ -549,7 +549,7 @@ class Cluster:
         self.encoded_definition: tuple[ClusterDefinition, bytes] | None = None
         """The bytes that the last snapshot needed: making them again takes as long as the rest of a snapshot."""
         self.stores: dict[str, Store] = {}
-        self.lineage = Lineage()
+        self.lineage = Histories()
         self.withdrawn: list[Withdrawn] = []
         """What the current command has taken from subscribers."""
         self.at_ms = 0

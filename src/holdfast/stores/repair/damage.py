@@ -35,11 +35,8 @@ class StoreLoss(NamedTuple):
         return sum(last - first + 1 for first, last in self.runs)
 
 
-class _Cut(NamedTuple):
-    """An extent with frames that cannot be read, and the parts of it that can."""
-
-    extent: Extent
-    parts: list[Extent]
+_Cut = tuple[Extent, list[Extent]]
+"""An extent with frames that cannot be read, and the parts of it that can."""
 
 
 def survey(directory: str) -> list[StoreLoss]:
@@ -137,7 +134,7 @@ def _look_at(storage: Storage, extent: Extent, lost: SequenceSet, cuts: list[_Cu
             there.add(low, high)
             _extend(parts, extent, run, low, high, number, joined=number == before)
             before = number
-    cuts.append(_Cut(extent, parts))
+    cuts.append((extent, parts))
     counts = storage.state.stores[extent.store].counts
     for seq in range(extent.first_seq, extent.last_seq + 1):
         if seq not in there and counts.is_kept(seq):

@@ -28,7 +28,7 @@ from holdfast.stores.storage.index import INDEX_NAME, UNREADABLE, Loaded, checke
 from holdfast.stores.storage.locations import EXTENT_BYTES, Extent
 from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.values.commands import Inherit, Part, Record, Redefine
-from holdfast.stores.values.identity import Lineage, id_of
+from holdfast.stores.values.identity import Histories, id_of
 from holdfast.wire.parts import Message
 
 ATTEMPTS_MAX: Final = 20
@@ -57,7 +57,7 @@ class Placed:
     until_ms: int
     frame: int
     store_id: int = 0
-    lineage: Lineage = field(default_factory=Lineage)
+    lineage: Histories = field(default_factory=Histories)
 
 
 class Brought(NamedTuple):
@@ -81,7 +81,7 @@ class StoreSoFar:
     definition: ClusterDefinition | None = None
     newest_seq: int = 0
     id: int = 0
-    lineage: Lineage = field(default_factory=Lineage)
+    lineage: Histories = field(default_factory=Histories)
 
     @classmethod
     def at_the_beginning(cls, store: str) -> StoreSoFar:
@@ -117,14 +117,11 @@ class StoreSoFar:
     def require_store(self) -> None:
         """Return if there is such a store, as far as is known. *Raises*: ``NotFound``."""
         definition = self.definition
-        if definition is None or self._is_in(definition):
+        if definition is None or self.store in definition.stores.keys() - definition.volatile_stores:
             return
         if self.store in definition.stores:
             raise NotFound("the store lives in the service's memory only", store=self.store)
         raise NotFound("there is no such store", store=self.store, stores=", ".join(definition.stores) or "none")
-
-    def _is_in(self, definition: ClusterDefinition) -> bool:
-        return self.store in definition.stores and self.store not in definition.volatile_stores
 
 
 class _Known(NamedTuple):
@@ -277,7 +274,7 @@ class StoreReader:
         newest, identity = next(
             ((store.next_seq - 1, store.id) for store in snapshot.stores if store.name == self._store), (0, 0)
         )
-        lineage = Lineage()
+        lineage = Histories()
         lineage.restore(*snapshot.lineage)
         so_far = StoreSoFar(self._store, snapshot.at_ms, definition, newest, identity, lineage)
         return _Known(loaded.frame, so_far, extents)

@@ -34,12 +34,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import msgspec
+from msgspec.structs import astuple
 
 from holdfast.errors import Code, CorruptData, HoldfastError, NotFound, Unavailable
 from holdfast.files.private_files import make_private
@@ -53,7 +53,7 @@ from holdfast.stores.storage.caches import (
     row_crc,
 )
 from holdfast.stores.storage.locations import Extent, LocationChanges
-from holdfast.stores.values.ports import Entry, ReadUnavailable
+from holdfast.stores.values.ports import KeyEntry, ReadUnavailable
 from holdfast.stores.values.sequence_set import SequenceSet
 
 UNREADABLE: Final = (sqlite3.DatabaseError, UnicodeDecodeError)
@@ -336,7 +336,7 @@ class Index:
         loaded = self.load()
         return _decode_runs(loaded.runs) if loaded is not None and loaded.runs is not None else {}
 
-    def entry(self, store: str, durable: str, key: str) -> Entry | None:
+    def entry(self, store: str, durable: str, key: str) -> KeyEntry | None:
         """See ``EntryTable``."""
         address = (store, durable, key)
         rows = self._read("entries", "WHERE store = ? AND durable = ? AND key = ?", address)
@@ -344,12 +344,12 @@ class Index:
             # A row with a damaged key is where this one would be; its checksum distinguishes it from a missing row.
             self._read("entries", _BELOW, address)
             self._read("entries", _ABOVE, address)
-        return Entry(*rows[0][2:]) if rows else None
+        return KeyEntry(*rows[0][2:]) if rows else None
 
-    def entries_after(self, store: str, durable: str, key: str, limit: int) -> list[Entry]:
+    def entries_after(self, store: str, durable: str, key: str, limit: int) -> list[KeyEntry]:
         """See ``EntryTable``."""
         rest = "WHERE store = ? AND durable = ? AND key > ? ORDER BY key LIMIT ?"
-        return [Entry(*row[2:]) for row in self._read("entries", rest, (store, durable, key, limit))]
+        return [KeyEntry(*row[2:]) for row in self._read("entries", rest, (store, durable, key, limit))]
 
     def extent_at(self, store: str, seq: int) -> Extent | None:
         """See ``ExtentTable``."""
@@ -463,8 +463,9 @@ class Index:
                 "DELETE FROM entries WHERE store = ? AND durable = ? AND key = ?",
                 [(store, durable, key) for key, entry in entries.items() if entry is None],
             )
+            rows = [(store, durable, *astuple(entry)) for entry in entries.values() if entry is not None]
             database.executemany(
-                "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", _rows(store, durable, entries.values())
+                "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", [(*row, row_crc(*row)) for row in rows]
             )
 
     def close(self) -> None:
@@ -475,12 +476,3 @@ class Index:
         if self._scratch_path:
             with suppress(FileNotFoundError):
                 os.unlink(self._scratch_path)
-
-
-def _rows(store: str, durable: str, entries: Iterable[Entry | None]) -> list[Row]:
-    rows = [
-        (store, durable, entry.key, entry.revision, entry.size, entry.expires_ms)
-        for entry in entries
-        if entry is not None
-    ]
-    return [(*row, row_crc(*row)) for row in rows]

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from holdfast.errors import Code, CorruptData
-from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Entry, Kept, block_parts
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Kept, KeyEntry, block_parts
 from holdfast.wire.parts import Delivery, Message
 
 SEGMENT_BYTES: Final = 16 << 20
@@ -271,40 +271,40 @@ class VolatileMessages:
 
 
 class VolatileEntries:
-    """Implements ``ports.Entries`` in memory."""
+    """Implements ``ports.KeyEntries`` in memory."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[str, str], dict[str, Entry]] = {}
+        self._entries: dict[tuple[str, str], dict[str, KeyEntry]] = {}
         self._keys: dict[tuple[str, str], list[str]] = {}
 
-    def get(self, store: str, durable: str, key: str) -> Entry | None:
-        """See ``ports.Entries``."""
+    def get(self, store: str, durable: str, key: str) -> KeyEntry | None:
+        """See ``ports.KeyEntries``."""
         return self._entries.get((store, durable), {}).get(key)
 
-    def put(self, store: str, durable: str, entry: Entry) -> None:
-        """See ``ports.Entries``."""
+    def put(self, store: str, durable: str, entry: KeyEntry) -> None:
+        """See ``ports.KeyEntries``."""
         entries = self._entries.setdefault((store, durable), {})
         if entry.key not in entries:
             insort(self._keys.setdefault((store, durable), []), entry.key)
         entries[entry.key] = entry
 
     def remove(self, store: str, durable: str, key: str) -> None:
-        """See ``ports.Entries``."""
+        """See ``ports.KeyEntries``."""
         owner = (store, durable)
         if self._entries.get(owner, {}).pop(key, None) is not None:
             keys = self._keys[owner]
             del keys[bisect_left(keys, key)]
             self._forget_empty(owner)
 
-    def scan(self, store: str, durable: str, after: str = "") -> Iterator[Entry]:
-        """See ``ports.Entries``."""
+    def scan(self, store: str, durable: str, after: str = "") -> Iterator[KeyEntry]:
+        """See ``ports.KeyEntries``."""
         keys = self._keys.get((store, durable), [])
         while (index := bisect_right(keys, after)) < len(keys):
             after = keys[index]
             yield self._entries[store, durable][after]
 
-    def take_after(self, store: str, durable: str, after: str, count: int) -> list[Entry]:
-        """See ``ports.Entries``."""
+    def take_after(self, store: str, durable: str, after: str, count: int) -> list[KeyEntry]:
+        """See ``ports.KeyEntries``."""
         owner = (store, durable)
         keys = self._keys.get(owner, [])
         start = bisect_right(keys, after)
@@ -321,7 +321,7 @@ class VolatileEntries:
             self._entries.pop(owner, None)
 
     def forget(self, store: str, durable: str = "") -> None:
-        """See ``ports.Entries``."""
+        """See ``ports.KeyEntries``."""
         for swapped in [swapped for swapped in self._keys if swapped[0] == store and durable in ("", swapped[1])]:
             del self._keys[swapped]
             self._entries.pop(swapped, None)

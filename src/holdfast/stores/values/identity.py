@@ -110,7 +110,7 @@ class Ancestor(msgspec.Struct, frozen=True, array_like=True, gc=False):
     last_seqs: list[tuple[int, int]]
 
 
-class Lineage:
+class Histories:
     """The histories of one cluster, oldest first. ``history`` is the part of a token; empty before the first store.
 
     A restore, a promotion and a move begin another history. What the stores had then they still have, under the same

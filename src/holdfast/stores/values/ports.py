@@ -108,7 +108,7 @@ class Blocks(Protocol):
         """A store was deleted, with its blocks."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class KeyEntry(msgspec.Struct, frozen=True):
     """One key of a map or of a last-value durable."""
 
     key: str
@@ -121,20 +121,20 @@ class Entry(msgspec.Struct, frozen=True):
 class KeyEntries(Protocol):
     """Sorted keys of maps and last-value durables; bodies are found by revision in the log."""
 
-    def get(self, store: str, durable: str, key: str) -> Entry | None:
+    def get(self, store: str, durable: str, key: str) -> KeyEntry | None:
         """The entry of a key, or None."""
 
-    def put(self, store: str, durable: str, entry: Entry) -> None:
+    def put(self, store: str, durable: str, entry: KeyEntry) -> None:
         """Set an entry; it replaces the one of its key."""
 
     def remove(self, store: str, durable: str, key: str) -> None:
         """Forget a key; nothing happens where there is none."""
 
-    def scan(self, store: str, durable: str, after: str = "") -> Iterator[Entry]:
+    def scan(self, store: str, durable: str, after: str = "") -> Iterator[KeyEntry]:
         """In the order of keys, from the first key above ``after``. The map may change behind the scan."""
         ...
 
-    def take_after(self, store: str, durable: str, after: str, count: int) -> list[Entry]:
+    def take_after(self, store: str, durable: str, after: str, count: int) -> list[KeyEntry]:
         """Remove and return up to ``count`` entries in the order of keys, from the first key above ``after``."""
         ...
 
