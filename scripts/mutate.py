@@ -46,7 +46,7 @@ class Group:
 GROUPS = {
     "rights": Group(
         (
-            "browsers", "server/http/auth", "server/http/browsing", "server/http/key_scope", "server/http/rights_table",
+            "browsers", "server/http/auth", "server/http/key_scope", "server/http/rights_table",
             "server/stores/access", "stores/definitions/permissions",
         ),
         (

@@ -6,7 +6,7 @@ from hashlib import sha256
 
 import pytest
 
-from holdfast.browsers import BrowserGuard
+from holdfast.browsers import BrowserGuard, Browsers, problem_with_browser
 from holdfast.commit.format.transaction import (
     Delete,
     Operation,
@@ -21,7 +21,6 @@ from holdfast.errors import Code, HoldfastError, InvalidRequest, PermissionDenie
 from holdfast.server.http import auth
 from holdfast.server.http.auth import Authenticator, Grant, HeldRight, Role
 from holdfast.server.http.key_scope import EVERYTHING, NOTHING, PREFIX_BYTES_MAX, KeyScope, tag_of, tagged_prefix
-from holdfast.server.http.requests import Browsers, problem_with_browser
 from holdfast.server.http.rights_table import ACKNOWLEDGE, JOBS, need_of
 from holdfast.server.stores.access import StoreAccess
 from holdfast.stores.definitions.permissions import CLUSTER, OPEN, Permissions, Right, User, token_hash

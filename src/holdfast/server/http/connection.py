@@ -25,11 +25,12 @@ from typing import Final, cast
 
 import httptools
 
+from holdfast.browsers import problem_with_name
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded, Unavailable
 from holdfast.server.http.auth import ClientKey
 from holdfast.server.http.buffers import MARK_BYTES, Buffers
 from holdfast.server.http.exchange import HEAD_BYTES_MAX, REASONS, Exchange, ExchangeContext, MakeSocket
-from holdfast.server.http.requests import problem_with_host, problem_with_name
+from holdfast.server.http.requests import problem_with_host
 from holdfast.server.http.responses import STATUS_OF, error_response, without_traceback
 from holdfast.server.http.state import JSON, FastRequest, HotRoutes, HttpState, LongPoll, PendingResponse
 from holdfast.server.http.turns import BYTES_PER_UNIT

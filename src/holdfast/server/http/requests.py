@@ -1,4 +1,4 @@
-"""Checks of requests: their ``Host``, browsers, and the bytes of commits. Pure; a refused request changed nothing.
+"""Checks of requests: their ``Host``, their parameters, and the bytes of commits. Pure; a refused request changed nothing.
 
 Rules of commits, in the order they are checked:
 
@@ -16,17 +16,16 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Sequence
-from typing import Final, Literal
+from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
-from holdfast.browsers import BrowserGuard, is_browser
 from holdfast.commit.format.json_request import undecodable
 from holdfast.commit.format.request_rules import ITEMS_MAX, problem_with_request
 from holdfast.commit.format.transaction import Transaction, prefix_end
 from holdfast.commit.reading.lineage import Lineage
-from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
+from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, Unavailable
 from holdfast.values import VERSION_MAX, LogPosition, parse_position
 from holdfast.wire.formats import UNDECODABLE, require_each_once
 
@@ -122,52 +121,6 @@ def problem_with_host(hosts: Sequence[bytes]) -> InvalidRequest | None:
     if len(hosts) > 1:
         return InvalidRequest("a request has one Host field")
     return None if _HOST.fullmatch(hosts[0].strip(b" \t")) else InvalidRequest("the Host field names no host")
-
-
-Browsers = Literal["own", "links", "any"]
-"""Who may ask for a route in a browser: pages of the service itself, also who follows a link, or every page."""
-
-NAME_HINT: Final = "add the name to server.hosts if it is one of this service's, or give the service tokens"
-PAGE_HINT: Final = "add the page's host and port to server.hosts if it may, or give the service tokens"
-
-Fields = Callable[[str], str | None]
-"""A header field by its name in small letters; None where the request has none."""
-
-
-def problem_with_name(guard: BrowserGuard, host: str) -> InvalidRequest | None:
-    """Why a request for this host is not served, or None."""
-    if guard.serves(host):
-        return None
-    return InvalidRequest(
-        "the Host field names another host than this service, which has no tokens",
-        code=Code.MISDIRECTED,
-        hint=NAME_HINT,
-        host=host[:256],
-    )
-
-
-def problem_with_browser(
-    guard: BrowserGuard, fields: Fields, *, browsers: Browsers = "own", changes_by_get: bool = False
-) -> HoldfastError | None:
-    """The first broken rule of a request, or None. ``changes_by_get``: it is a GET that changes something."""
-    if browsers == "any":
-        return None
-    host, origin, site = fields("host") or "", fields("origin"), fields("sec-fetch-site")
-    problem = problem_with_name(guard, host)
-    if problem is not None:
-        return problem
-    is_link = fields("sec-fetch-mode") == "navigate" and fields("sec-fetch-dest") == "document" and origin is None
-    if not guard.is_own_page(host, origin, site) and not (browsers == "links" and is_link):
-        page = None if origin is None else origin[:256]
-        return PermissionDenied(
-            "the request comes from a page of another site, and this service has no tokens", hint=PAGE_HINT, origin=page
-        )
-    if changes_by_get and site is None and is_browser(fields("user-agent")):
-        return PermissionDenied(
-            "a browser may follow a link of another site to here, and this GET changes something",
-            hint="send the same request with POST",
-        )
-    return None
 
 
 def whole_number(name: str, text: str, *, low: int, high: int) -> int:

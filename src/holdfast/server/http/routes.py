@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl
 import msgspec
 import structlog
 
+from holdfast.browsers import Browsers, problem_with_browser
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded, PermissionDenied
 from holdfast.server.http.answers import Room
 from holdfast.server.http.auth import ClientKey, HeldRight
@@ -24,10 +25,8 @@ from holdfast.server.http.connection import Connection
 from holdfast.server.http.exchange import ClientDisconnect, Exchange
 from holdfast.server.http.key_scope import KeyScope
 from holdfast.server.http.requests import (
-    Browsers,
     key_from_text,
     position_of,
-    problem_with_browser,
     range_of,
     text_key,
     whole_number,

@@ -32,11 +32,11 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
+from holdfast.browsers import problem_with_browser
 from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import LAST_WORDS_SECONDS, ClientKey, HeldRight
 from holdfast.server.http.buffers import MARK_BYTES
-from holdfast.server.http.requests import problem_with_browser
 from holdfast.server.http.responses import STATUS_OF, error_response, without_traceback
 from holdfast.server.http.rights_table import TAKE_OVER, need_of
 from holdfast.server.stores.deliveries import DISCONNECTED, STOPPING
