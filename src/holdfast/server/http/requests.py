@@ -1,4 +1,4 @@
-"""Checks of requests: their ``Host``, their parameters, and the bytes of commits. Pure; a refused request changed nothing.
+"""Checks of requests: their ``Host``, their parameters, the bytes of commits. Pure; a refused request changed nothing.
 
 Rules of commits, in the order they are checked:
 
