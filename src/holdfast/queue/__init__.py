@@ -13,7 +13,7 @@ delivered. A number that a consumer has committed or a worker has taken is never
 
 Read in this order; each layer imports only layers that come before it in this list:
 
-- ``format``: the bytes. ``frame`` (messages), ``page`` (header and index), ``meta`` and ``cursor`` (small files),
+- ``format``: the bytes. ``frame`` (messages), ``page`` (header and index), ``meta`` (small files),
   ``commands`` (what a work queue writes).
 - ``files``: ``FilePort``, the port for every file operation, ``PageDirectory``, which uses it, and ``cursors``. A
   simulation passes its own port as ``files=``, with ``clock=``, ``entropy=`` and ``background=False``.

@@ -12,7 +12,8 @@ of the loop.
 Fast path: after ``SINGLE_GROUPS`` groups of one reply each, the next group is taken at once. The loop itself writes and
 syncs a group of one reply after ``FAST_GROUPS`` groups in a row that were synced and replied to within
 ``FAST_SECONDS``. This saves waking the thread, which costs an eighth of the time of a single message. The thread does
-the work again after a slower group or a group without sync, and during a checkpoint (decision 0027).
+the work again after a slower group or a group without sync, and during a checkpoint
+(``docs/decisions/0019-log-of-the-stores.md``).
 """
 
 from __future__ import annotations

@@ -202,7 +202,8 @@ class Client(Closing):
         Raises: Conflict (``fields["version"]`` is worth retrying from), OutcomeUnknown (its fields say how to ask),
         Unavailable and Backpressure (not accepted in time), Fenced (another leader than ``leader_id``), InvalidRequest,
         LimitExceeded, PermissionDenied.
-        Cost: one request; with an unknown outcome, at least one more.
+        Cost: one request; one more for the first of a client that knows no version yet; with an unknown outcome, at
+        least one more.
         """
         entropy, session, begun = draw_entropy(), self.session, None
         is_plain = not (acknowledge or maps or publish or jobs)

@@ -116,9 +116,9 @@ class Item(msgspec.Struct, eq=False):
     """What one caller offers, once. ``data``: it in its request. ``key``: what its answer names. ``group``: one request
     has items of one group. ``at``: of a read, the version that it must reach. ``txn``: of a commit, what it is.
 
-    ``settled``: its answer, set once; ``ALONE`` where its caller is to send it alone. ``endpoint``: where it was sent;
-    where a connection was sought, before that. ``is_awaited``: others wait while it travels alone. ``waiter`` is the
-    shell's.
+    ``settled``: its answer, set once; before that ``ALONE`` where its caller is to send it alone. ``endpoint``: where
+    it was sent; where a connection was sought, before that. ``is_awaited``: others wait while it travels alone.
+    ``waiter`` is the shell's.
     """
 
     key: str

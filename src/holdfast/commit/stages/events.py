@@ -1,6 +1,7 @@
 """The data of the pipeline: commit requests, batches, events and effects.
 
-Every event carries its instant. Every effect is complete, and carrying one out twice is harmless.
+Every event carries its instant. Every effect is complete, and is carried out once; a request to the store (``Put``,
+``ReadBack``, ``CheckOwnership``) may reach it twice without harm.
 """
 
 from __future__ import annotations

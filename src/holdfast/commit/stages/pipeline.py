@@ -15,14 +15,13 @@
     Drain             when all work is done: the resign record; when durable: the end  everything in flight
     Abandon           the end, at once                                                 nothing
 
-``step`` is pure: it takes an event that carries its instant, and returns effects. Every effect may be carried out twice
-without harm.
+``step`` is pure: it takes an event that carries its instant, and returns effects.
 
 Driver's duties (``service`` fulfils them; a simulation may be another driver):
 1. Feed events one at a time. Their ``boot_ms`` never falls. Carry out all effects of one event before the next event:
    an effect may cause another event at once, and that event waits.
-2. Carry out every effect. Answer every Put, ReadBack and CheckOwnership with exactly one event, at any time and in any
-   order. If the answer was lost, the event says ``Unknown``.
+2. Carry out every effect once. Answer every Put, ReadBack and CheckOwnership with exactly one event, at any time and in
+   any order. If the answer was lost, the event says ``Unknown``.
 3. Step a Tick no later than ``next_deadline_ms``. A Tick that is a second late means that the process was paused.
 4. After Ended, carry out nothing more for this leadership.
 5. After a step that raised, take no further step: what the stages hold is answered by nobody.

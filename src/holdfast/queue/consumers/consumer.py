@@ -5,7 +5,7 @@ level "always", also survives a power failure. If a crash took committed message
 position (``cursor``). A failed sync closes the consumer.
 
 Threads may share a consumer; each message goes to one of them. The committed position is below every message that is
-not done (decision 0049). Only a commit finishes a message, never the next one, the end of a thread or ``close``. If an
+not done (decision 0034). Only a commit finishes a message, never the next one, the end of a thread or ``close``. If an
 interrupt (Ctrl-C) stops the consumer while it hands out a message, the message is taken back.
 """
 
