@@ -458,7 +458,7 @@ def dump(
         end = parse_time(until, "--until")
         end_ns = int(end.timestamp()) * 1_000_000_000 + end.microsecond * 1000
     ending = {Separator.NEWLINE: b"\n", Separator.NUL: b"\0", Separator.NONE: b""}[separator]
-    encode = (lambda message: message.payload + ending) if raw else _json_encoder(encoding)
+    encode: Callable[[Message], bytes] = (lambda message: message.payload + ending) if raw else _json_encoder(encoding)
     with open_files(path), Queue(path, read_only=True) as queue:
         first = max(1, queue.first_seq, seq or 1)
         total = min(queue.last_seq + 1 - first, items_max(limit))

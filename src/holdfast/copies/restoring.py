@@ -84,7 +84,7 @@ async def restore(
     (``future_version``; ``log_mismatch``: the prefix holds something else; a time about which the clocks of the log
     disagree), CorruptData, Unavailable.
     """
-    report = on_progress or (lambda _, done, total: None)  # noqa: ARG005
+    report = on_progress or _unreported
     frontier = await require_frontier(source, "the source")
     lineage = await lineage_of(source, frontier[1])
     place = None if point.time_ms is None else await place_of(source, frontier, point.time_ms)
@@ -111,6 +111,10 @@ async def restore(
         time_ms=None if place is None else place.chosen.time_ms,
         next_time_ms=None if place is None or place.following is None else place.following.time_ms,
     )
+
+
+def _unreported(_what: str, _done: int, _total: int | None) -> None:
+    """For a caller who does not ask for the progress."""
 
 
 async def _copy(
