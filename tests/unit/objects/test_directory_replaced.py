@@ -14,8 +14,8 @@ from tests.one_line_mutants import mutated
 
 from holdfast.errors import Code, CorruptData, InvalidRequest
 from holdfast.objects.directory import objects as module
-from holdfast.objects.directory.files import PosixFiles
-from holdfast.objects.directory.identity import LOOKS_MAX, Identity, Replaced, Unstable, file_system_of, settled
+from holdfast.objects.directory.files import LOOKS_MAX, PosixFiles, settled
+from holdfast.objects.directory.identity import Identity, Replaced, Unstable, file_system_of
 from holdfast.objects.directory.store import DirectoryStore
 from holdfast.objects.port import Created, Unknown
 

@@ -10,10 +10,14 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
+from typing import Final
 
 from holdfast.files.durable_directory import SystemDirectories
 from holdfast.files.private_files import FILE_MODE
-from holdfast.objects.directory.identity import Identity
+from holdfast.objects.directory.identity import Identity, unstable
+
+LOOKS_MAX: Final = 4
+"""A directory that is replaced while it is opened looks the same twice after that; one more for each replacement."""
 
 NOT_HERE = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL, errno.EISDIR, errno.ENOENT})
 """How systems say that they cannot do this kind of thing here."""
@@ -128,3 +132,20 @@ class PosixFiles(SystemDirectories):
     def is_removed(self, directory: int) -> bool:
         """Whether an open directory has no name any more."""
         return os.fstat(directory).st_nlink == 0
+
+
+def settled(files: PosixFiles, path: str) -> tuple[int, Identity]:
+    """Open ``path``: the handle, and the identity that its path had at two looks. Raises: OSError, Unstable."""
+    handle = files.open_directory(path)
+    try:
+        for _ in range(LOOKS_MAX):
+            identity = files.identity(handle)
+            again = files.open_directory(path)
+            files.close(handle)
+            handle = again
+            if identity == files.identity(handle) == files.identity_at(path):
+                return handle, identity
+        raise unstable(path)
+    except BaseException:
+        files.close(handle)
+        raise

@@ -9,15 +9,10 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from holdfast.objects.directory.files import PosixFiles
-
-LOOKS_MAX: Final = 4
-"""A directory that is replaced while it is opened looks the same twice after that; one more for each replacement."""
 
 
 class Identity(NamedTuple):
@@ -43,23 +38,6 @@ def replaced(path: str, now: Identity | None) -> Replaced:
         else "was replaced by another directory, or a file system was mounted or unmounted over it"
     )
     return Replaced(errno.ESTALE, f"{path} {what} while it was open")
-
-
-def settled(files: PosixFiles, path: str) -> tuple[int, Identity]:
-    """Open ``path``: the handle, and the identity that its path had at two looks. Raises: OSError, Unstable."""
-    handle = files.open_directory(path)
-    try:
-        for _ in range(LOOKS_MAX):
-            identity = files.identity(handle)
-            again = files.open_directory(path)
-            files.close(handle)
-            handle = again
-            if identity == files.identity(handle) == files.identity_at(path):
-                return handle, identity
-        raise unstable(path)
-    except BaseException:
-        files.close(handle)
-        raise
 
 
 def unstable(path: str) -> Unstable:

@@ -34,8 +34,8 @@ from typing import Final, NamedTuple, cast
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.files.durable_directory import make_durable_directory
 from holdfast.objects.directory import worker
-from holdfast.objects.directory.files import PosixFiles
-from holdfast.objects.directory.identity import Identity, Unstable, decode_identity, replaced, settled
+from holdfast.objects.directory.files import PosixFiles, settled
+from holdfast.objects.directory.identity import Identity, Unstable, decode_identity, replaced
 from holdfast.objects.directory.objects import COUNTDOWN_DIRECTORY
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown, require_key
 

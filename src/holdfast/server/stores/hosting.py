@@ -26,8 +26,8 @@ from holdfast.errors import (
     NotFound,
     Unavailable,
 )
-from holdfast.objects.directory.files import PosixFiles
-from holdfast.objects.directory.identity import replaced, settled
+from holdfast.objects.directory.files import PosixFiles, settled
+from holdfast.objects.directory.identity import replaced
 from holdfast.server.gateway import OVERLOADED_RETRY_AFTER_MS, Gateway
 from holdfast.server.http.responses import NOT_LEADING_RETRY_MS, not_leading
 from holdfast.server.http.rights_table import PERMISSIONS, need_of
