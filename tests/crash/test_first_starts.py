@@ -260,7 +260,8 @@ def _nothing(path: str) -> None:
     ("name", "module", "function"),
     [
         ("binding", durable_directory, "sync_directory"),
-        ("backup", backup, "sync_directory"),
+        ("backup", backup, "sync_tree"),
+        ("stores-restore", backup, "sync_tree"),
         ("stores-restore", backup, "sync_directory"),
         ("copy-before-a-repair", damage, "sync_tree"),
         ("fetched-checkpoint", checkpoint_objects, "sync_tree"),
