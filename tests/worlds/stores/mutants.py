@@ -148,7 +148,7 @@ def snapshot_without_holdings(self: Consumption) -> ConsumptionState:
     """A snapshot forgets what subscribers hold: it is never delivered again."""
     state = _state(self)
     held = sum(run[1] - run[0] + 1 for one in state.holders for run in one.runs)
-    people = [HolderState(one.name, one.key, False, 0, "", [], None, [], [], []) for one in state.holders]
+    people = [HolderState(one.name, False, 0, "", [], None, [], [], []) for one in state.holders]
     return msgspec.structs.replace(state, holders=people, pending=state.pending - held)
 
 
@@ -457,7 +457,7 @@ def changed_in_name_only(*_: object) -> None:
 def state_without_marks(self: Consumption) -> ConsumptionState:
     """A snapshot forgets what subscribers reported."""
     state = _state(self)
-    people = [HolderState(one.name, one.key, False, 0, "", one.runs, None, [], [], []) for one in state.holders]
+    people = [HolderState(one.name, False, 0, "", one.runs, None, [], [], []) for one in state.holders]
     return msgspec.structs.replace(state, holders=people)
 
 
