@@ -114,6 +114,7 @@ def test_another_process_of_the_name_gets_everything_again(service: Service) -> 
     ):
         assert numbers([messages.receive(20), messages.receive(20)]) == [1, 2]
         service.restart()
+        wait_until(lambda: messages.is_attached)  # else it may come back after the other one, and take its place
         with client.subscriber(store, "work", subscriber="ann") as again:
             assert numbers([again.receive(20), again.receive(20)]) == [1, 2]
 
