@@ -146,7 +146,7 @@ def _is_bounded(options: ReadOptions, pushed: RowFilter | None) -> bool:
 
 
 async def _part(store: ObjectStore, options: ReadOptions, pushed: RowFilter | None) -> tuple[Chain, Header] | None:
-    """The live objects of the range alone. None where they cannot be told so: the whole log must be listed."""
+    """The live objects of the range alone. None where that is not possible: the whole log must be listed."""
     try:
         frontier = await frontier_of(store)
         begin = await newest_before(store, frontier, _wanted_from(options, pushed, frontier))
