@@ -54,7 +54,9 @@ class Promises:
         """Who was handed a number last, and when it had come."""
         self._confirmed: dict[int, float] = {}
         self._withdrawn: Counter[str] = Counter()
-        """By subscriber, on this connection."""
+        """By subscriber, on this connection: withdrawals that an acknowledgement of the same message may meet."""
+        self._commits: set[tuple[str, int]] = set()
+        """Subscriber and number of each acknowledgement in a commit."""
 
     # ---- the service ------------------------------------------------------------------------------------------------
 
@@ -107,6 +109,14 @@ class Promises:
             self._withdrawn[command.subscriber] = 0
             self._world.sessions[command.subscriber] = command.session
         self._check_window(server)
+
+    def commits(self, name: str, seq: int) -> None:
+        """A commit acknowledges: a withdrawal says so to the subscriber."""
+        self._commits.add((name, seq))
+
+    def settles(self, name: str, seq: int) -> None:
+        """A connection settles. The message may have come again before the commit that acknowledges it has landed."""
+        self._withdrawn[name] += (name, seq) in self._commits
 
     def _check_window(self, server: Server) -> None:
         shape = self._world.shape

@@ -271,6 +271,8 @@ class Worker:
             machine.extend(seq)
             self.world.agenda.after(self.world.shape.job_ms, self, self._finish, message)
             return
+        if way in ("acknowledge", "confirm", "put back", "reject"):
+            self.world.promises.settles(self.name, seq)
         match way:
             case "put back":
                 self.world.put_back.add(seq)

@@ -120,6 +120,7 @@ class World(SeededWorld):
 
     def commit(self, worker: Worker, message: Delivery) -> None:
         """A commit of the application acknowledges; its answer comes over another connection."""
+        self.promises.commits(worker.name, message.seq)
 
         def commit(server: Server) -> None:
             service = server.service
