@@ -65,7 +65,7 @@ from holdfast.spark.bulk.verdicts import write_verdicts
 from holdfast.spark.options import parse_read_options
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.spark.sink.record import decode
-from holdfast.spark.source.reader import HoldfastBatchReader
+from holdfast.spark.source.reader import log_reader
 from holdfast.values import Version
 
 __all__ = ["gateway", "s3_bucket", "s3_url"]
@@ -442,7 +442,7 @@ def test_changes_of_the_log_and_of_requests_are_compared_by_one_digest(tmp_path:
     )
     log = builder.write_to(tmp_path / "log")
     options = parse_read_options({"url": log, "shape": "transactions", "columns": "version,request_id,operations"})
-    reader = HoldfastBatchReader(options)
+    reader = log_reader(options)
     attempts = (rows for part in reader.partitions() for rows in reader.read(part))
     logged = pa.Table.from_batches(
         [*logged_changes(rows.append_column("position", rows["version"]) for rows in attempts)]

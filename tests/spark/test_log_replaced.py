@@ -20,7 +20,8 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.objects.open import open_store
 from holdfast.spark.option_values import Mode
 from holdfast.spark.options import parse_read_options
-from holdfast.spark.source.reader import HoldfastBatchReader
+from holdfast.spark.source.reader import log_reader
+from holdfast.spark.source.reading import BatchReader
 from holdfast.spark.source.stream import HoldfastStreamReader, Offset
 
 GOLDEN = Path(__file__).parents[1] / "compat"
@@ -57,8 +58,8 @@ class Place:
         given = {"url": self.url, "pollInterval": "1ms", **options}
         return HoldfastStreamReader(parse_read_options(given, Mode.STREAM))
 
-    def batch(self, **options: str) -> HoldfastBatchReader:
-        return HoldfastBatchReader(parse_read_options({"url": self.url, **options}, Mode.BATCH))
+    def batch(self, **options: str) -> BatchReader:
+        return log_reader(parse_read_options({"url": self.url, **options}, Mode.BATCH))
 
     def read_to_end(self) -> Offset:
         start = self.reader.initialOffset()

@@ -39,7 +39,7 @@ from holdfast.spark.columns import COLUMNS, RowShape
 from holdfast.spark.option_values import Mode
 from holdfast.spark.options import parse_read_options
 from holdfast.spark.runtime.store_thread import StoreThread
-from holdfast.spark.source.reader import HoldfastBatchReader
+from holdfast.spark.source.reader import log_reader
 from holdfast.spark.source.stream import HoldfastStreamReader
 from holdfast.stores.values.commands import CommitPart, MapChange, Publish
 from holdfast.wire.parts import Message
@@ -200,7 +200,7 @@ def test_worlds_whose_log_has_stores_are_read_whole_and_audited_clean(tmp_path: 
     url = on_disk(objects, tmp_path / "log")
     columns = tuple(COLUMNS[RowShape.TRANSACTIONS])
     given = {"url": url, "shape": "transactions", "columns": ",".join(columns)}
-    reader = HoldfastBatchReader(parse_read_options({**given, "minPartitions": "7"}, Mode.BATCH))
+    reader = log_reader(parse_read_options({**given, "minPartitions": "7"}, Mode.BATCH))
     rows = [row for piece in reader.partitions() for batch in reader.read(piece) for row in batch.to_pylist()]
     wanted = [(row["version"], row["prev_version"], row["request_id"]) for row in transaction_rows(live)]
     assert [(row["version"], row["prev_version"], row["request_id"]) for row in rows] == wanted

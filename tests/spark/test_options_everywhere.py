@@ -21,7 +21,7 @@ from holdfast.objects.open import open_store
 from holdfast.objects.port import Created
 from holdfast.spark.option_values import Mode
 from holdfast.spark.options import LOG_OPTIONS, parse_read_options
-from holdfast.spark.source.reader import HoldfastBatchReader
+from holdfast.spark.source.reader import log_reader
 from holdfast.spark.source.stream import HoldfastStreamReader
 
 __all__ = ["gateway", "s3_bucket"]
@@ -138,7 +138,7 @@ def rows_of(url: str, mode: Mode, given: dict[str, str]) -> Rows:
     asked = {"columns": WITH_POSITION, **given, "url": url}
     options = parse_read_options({name: value for name, value in asked.items() if value}, mode)
     if mode is Mode.BATCH:
-        reader = HoldfastBatchReader(options)
+        reader = log_reader(options)
         return [row for piece in reader.partitions() for batch in reader.read(piece) for row in batch.to_pylist()]
     stream = HoldfastStreamReader(options)
     rows: Rows = []

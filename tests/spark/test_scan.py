@@ -27,7 +27,7 @@ from holdfast.spark.options import parse_read_options
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.spark.source import scan as scan_module
 from holdfast.spark.source.plan import plan_read
-from holdfast.spark.source.reader import HoldfastBatchReader
+from holdfast.spark.source.reader import log_reader
 from holdfast.spark.source.scan import BATCH_BYTES, ROW_BYTES, checked_objects, scan
 from holdfast.spark.source.shapes import RowFilter
 
@@ -47,7 +47,7 @@ def stored(builder: LogBuilder) -> str:
 def batches(url: str, **given: object) -> list[pa.RecordBatch]:
     """What all tasks of a read would yield, one piece after the other."""
     options = parse_read_options({"url": url, **{name: str(value) for name, value in given.items()}})
-    reader = HoldfastBatchReader(options)
+    reader = log_reader(options)
     found = [batch for partition in reader.partitions() for batch in reader.read(partition)]
     assert all(batch.schema.equals(arrow_schema(options.shape, options.columns)) for batch in found)
     return found

@@ -23,9 +23,10 @@ from holdfast.spark.data_source import HoldfastDataSource
 from holdfast.spark.ingest.numbered_source import DurableSource, Relation
 from holdfast.spark.messages.durable_client import DurableClient
 from holdfast.spark.messages.served_store import (
-    HoldfastServedStoreReader,
     HoldfastServedStoreStreamReader,
     Offset,
+    plan_served,
+    served_rows,
 )
 from holdfast.spark.option_values import Mode
 from holdfast.spark.options import parse_served_store_options
@@ -210,8 +211,8 @@ def test_pages_and_pieces_together_are_the_durable(service: ServiceProcess, clie
     assert 3 < len(pieces) < 8
     found = [row["body"] for piece in pieces for batch in reader.read(piece) for row in batch.to_pylist()]
     assert found == bodies
-    batch = HoldfastServedStoreReader(reader._options)
-    rows = [row for piece in batch.partitions() for each in batch.read(piece) for row in each.to_pylist()]
+    planned = plan_served(reader._options)
+    rows = [row for piece in planned for each in served_rows(reader._options, piece) for row in each.to_pylist()]
     assert [row["body"] for row in rows] == bodies and rows[0]["fields"] == '{"n":40000}' and rows[0]["key"] == "k"
     assert counts(client)["messages"] == 99, "a batch consumes nothing"
 

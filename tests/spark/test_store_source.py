@@ -19,7 +19,7 @@ from tests.spark.service_process import NO_VIEW, ServiceProcess
 from holdfast import StoreClient
 from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, NotFound
 from holdfast.spark.data_source import HoldfastDataSource
-from holdfast.spark.messages.store import HoldfastStoreReader, HoldfastStoreStreamReader, plan_store, store_rows
+from holdfast.spark.messages.store import HoldfastStoreStreamReader, plan_store, store_rows
 from holdfast.spark.option_values import Mode
 from holdfast.spark.options import parse_read_options, parse_store_options
 from holdfast.stores.repair import backup
@@ -434,6 +434,8 @@ def test_spark_reads_a_store_beside_its_service_as_a_batch_and_as_a_stream(spark
         with client.publisher("orders") as publisher:
             publisher.publish(b"later")
         assert follow() == list(range(1, 52))
-    stopped = HoldfastStoreReader(parse_store_options(given(Path(stores))))
-    seqs = [row["seq"] for piece in stopped.partitions() for batch in stopped.read(piece) for row in batch.to_pylist()]
+    stopped = parse_store_options(given(Path(stores)))
+    seqs = [
+        row["seq"] for piece in plan_store(stopped) for rows in store_rows(stopped, piece) for row in rows.to_pylist()
+    ]
     assert seqs == list(range(1, 52)), "stores that nobody has open are read as well"

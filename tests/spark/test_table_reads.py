@@ -21,7 +21,7 @@ from holdfast.spark import read_table
 from holdfast.spark.option_values import TableFilter
 from holdfast.spark.options import TableOptions
 from holdfast.spark.runtime.table_reads import GAP_BYTES, ByteRange, RangedParquet, TableReads
-from holdfast.spark.source.table import HoldfastTableReader, arrow_columns, plan, spark_columns
+from holdfast.spark.source.table import arrow_columns, plan, spark_columns, table_reader
 from holdfast.spark.source.table_filters import Test as RowTest
 from holdfast.spark.source.table_rows import rows
 
@@ -183,7 +183,7 @@ def test_a_filter_of_a_query_leaves_out_what_it_excludes_and_nothing_else(
     table: str, pushed: list[Filter], files: int
 ) -> None:
     options = TableOptions(table, ("version", "key"), pushdown=True, target_partition_bytes=1)
-    reader = HoldfastTableReader(options, arrow_columns(spark_columns(options)))
+    reader = table_reader(options, arrow_columns(spark_columns(options)))
     assert list(reader.pushFilters(pushed)) == pushed, "Spark evaluates all of them again"
     assert len(reader.partitions()) == files
 

@@ -13,12 +13,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from holdfast.errors import InvalidRequest
 from holdfast.spark.options import TableOptions, parse_table_options
+from holdfast.spark.positions import Offset, TablePosition, position_in
 from holdfast.spark.source.table import (
     HoldfastTableStreamReader,
-    Offset,
-    TablePlace,
     arrow_columns,
-    place_of,
     spark_columns,
 )
 
@@ -54,6 +52,11 @@ def offsets(reader: HoldfastTableStreamReader, start: Offset | None = None) -> l
     return found
 
 
+def place_of(offset: Offset) -> tuple[int, int, int | None]:
+    position = position_in(offset, TablePosition)
+    return position.version, position.files, position.base
+
+
 def versions(reader: HoldfastTableStreamReader, start: Offset, end: Offset) -> list[int]:
     pieces = reader.partitions(start, end)
     return sorted(row["version"] for piece in pieces for batch in reader.read(piece) for row in batch.to_pylist())
@@ -72,7 +75,7 @@ def test_available_now_returns_every_row_once_in_bounded_steps(table: Path, boun
     assert len(found) <= steps
     if bound:
         assert max(len(each) for each in found) <= 10 * bound.get("maxFilesPerTrigger", 1)
-    assert place_of(path[-1]) == TablePlace(2)
+    assert place_of(path[-1]) == (2, 0, None)
 
 
 def test_a_stream_goes_on_at_every_place_as_it_would_have(table: Path) -> None:
@@ -94,13 +97,13 @@ def test_the_table_of_the_start_stays_the_one_that_is_returned(table: Path) -> N
     reader = reader_of(table, maxFilesPerTrigger=2)
     start = reader.initialOffset()
     first = reader.latestOffset(start, reader.getDefaultReadLimit())
-    assert place_of(first) == TablePlace(-1, 2, 0)
+    assert place_of(first) == (-1, 2, 0)
     DeltaTable(table).delete("version >= 0")
     second = reader.latestOffset(first, reader.getDefaultReadLimit())
     third = reader.latestOffset(second, reader.getDefaultReadLimit())
     found = [versions(reader, a, b) for a, b in pairwise([start, first, second, third])]
     assert sorted(chain.from_iterable(found)) == list(range(FILES * 10))
-    assert place_of(third) == TablePlace(0)
+    assert place_of(third) == (0, 0, None)
     with pytest.raises(InvalidRequest, match="skipChangeCommits"):
         reader.latestOffset(third, reader.getDefaultReadLimit())
 

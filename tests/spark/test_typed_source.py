@@ -21,7 +21,7 @@ from holdfast.errors import InvalidRequest
 from holdfast.spark.option_values import Mode
 from holdfast.spark.options import parse_read_options
 from holdfast.spark.runtime.session import task_errors
-from holdfast.spark.source.reader import HoldfastBatchReader, with_value_type
+from holdfast.spark.source.reader import log_reader, with_value_type
 from holdfast.spark.typed.rows import Choice
 
 COLUMNS = "version,kind,key,end,value"
@@ -123,8 +123,8 @@ def test_a_filter_on_a_decoded_key_prunes_nothing_wrong(tmp_path: Path) -> None:
         "keyFormat": "json",
         "keySchema": "binary",
     }
-    reader = HoldfastBatchReader(parse_read_options({**given, "unfit": "null", "kinds": "write"}))
-    reader._narrow([EqualTo(("key",), b"zz")])
+    reader = log_reader(parse_read_options({**given, "unfit": "null", "kinds": "write"}))
+    reader._pushed[:] = [EqualTo(("key",), b"zz")]
     assert [row for piece in reader.partitions() for batch in reader.read(piece) for row in batch.to_pylist()]
 
 

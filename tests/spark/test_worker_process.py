@@ -25,7 +25,7 @@ from holdfast.spark.options import parse_read_options
 from holdfast.spark.runtime import store_thread as worker_process
 from holdfast.spark.runtime.processes import HIDE_VARIABLE
 from holdfast.spark.runtime.session import task_errors
-from holdfast.spark.source.reader import HoldfastBatchReader
+from holdfast.spark.source.reader import log_reader
 from holdfast.spark.source.stream import HoldfastStreamReader
 
 
@@ -39,7 +39,7 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def read_twice(root: Path) -> int:
-    reader = HoldfastBatchReader(parse_read_options({"url": random_log(7).write_to(root)}, Mode.BATCH))
+    reader = log_reader(parse_read_options({"url": random_log(7).write_to(root)}, Mode.BATCH))
     return sum(batch.num_rows for _ in range(2) for piece in reader.partitions() for batch in reader.read(piece))
 
 
@@ -80,7 +80,7 @@ def test_errors_of_reads_and_writes_are_stated(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "__main__", main)
     options = parse_read_options({"url": tmp_path.as_uri()})
     calls = {
-        "a batch of an empty log": lambda: HoldfastBatchReader(options).partitions(),
+        "a batch of an empty log": lambda: log_reader(options).partitions(),
         "a stream of an empty log": lambda: HoldfastStreamReader(options).initialOffset(),
         "a foreign checkpoint": lambda: HoldfastStreamReader(options).latestOffset({"file": 4}, ReadAllAvailable()),
     }

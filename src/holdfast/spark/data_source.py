@@ -13,10 +13,10 @@ metadata of the first column. They carry no secret.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
-from typing import TYPE_CHECKING, Final, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructField, StructType
 
 from holdfast.spark.columns import QUEUE_COLUMNS, STORE_COLUMNS, spark_schema
@@ -34,6 +34,7 @@ from holdfast.spark.options import (
 )
 from holdfast.spark.runtime.processes import states_errors
 from holdfast.spark.runtime.refusals import bad_configuration
+from holdfast.spark.source.reading import BatchReader, PolledStream
 
 if TYPE_CHECKING:  # the client of a service, which a read does not need
     from holdfast.spark.sink.writer import HoldfastBatchWriter, HoldfastStreamWriter
@@ -105,19 +106,6 @@ def without_metadata(schema: StructType) -> StructType:
     return StructType([StructField(field.name, field.dataType, field.nullable) for field in schema.fields])
 
 
-_READERS: Final[Mapping[type, tuple[str, str]]] = {
-    ReadOptions: ("source.reader.HoldfastBatchReader", "source.stream.HoldfastStreamReader"),
-    TableOptions: ("source.table.HoldfastTableReader", "source.table.HoldfastTableStreamReader"),
-    MessageOptions: ("messages.queue.HoldfastMessageReader", "messages.queue.HoldfastQueueStreamReader"),
-    StoreOptions: ("messages.store.HoldfastStoreReader", "messages.store.HoldfastStoreStreamReader"),
-    ServedStoreOptions: (
-        "messages.served_store.HoldfastServedStoreReader",
-        "messages.served_store.HoldfastServedStoreStreamReader",
-    ),
-}
-"""By the kind of options: the reader of a batch, and that of a stream."""
-
-
 @states_errors
 class HoldfastDataSource(DataSource):
     """A log, a queue or a message store as a table; ``holdfast.spark.options`` lists what ``.option(...)`` takes."""
@@ -141,23 +129,55 @@ class HoldfastDataSource(DataSource):
             created["valueschema"] = type_text(options.typing.value.type)
         return schema_of_table(columns, created)
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> BatchReader:
         """A batch reader. Raises: InvalidRequest, also when ``.schema(...)`` asked for other columns."""
-        return cast("DataSourceReader", self._reader(Mode.BATCH, schema))
+        options = self._read(Mode.BATCH, schema)
+        match options:
+            case ReadOptions():
+                from holdfast.spark.source.reader import log_reader
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
+                return log_reader(options)
+            case TableOptions():
+                from holdfast.spark.source.table import arrow_columns, table_reader
+
+                return table_reader(options, arrow_columns(schema))
+            case MessageOptions():
+                from holdfast.spark.messages.queue import message_rows, plan_messages
+
+                return BatchReader(partial(plan_messages, options), partial(message_rows, options))
+            case StoreOptions():
+                from holdfast.spark.messages.store import plan_store, store_rows
+
+                return BatchReader(partial(plan_store, options), partial(store_rows, options))
+            case ServedStoreOptions():
+                from holdfast.spark.messages.served_store import plan_served, served_rows
+
+                return BatchReader(partial(plan_served, options), partial(served_rows, options))
+
+    def streamReader(self, schema: StructType) -> PolledStream[Any]:  # noqa: N802  Spark's name
         """A stream reader. Raises: InvalidRequest, as ``reader``."""
-        return cast("DataSourceStreamReader", self._reader(Mode.STREAM, schema))
+        options = self._read(Mode.STREAM, schema)
+        match options:
+            case ReadOptions():
+                from holdfast.spark.source.stream import HoldfastStreamReader
 
-    def _reader(self, mode: Mode, schema: StructType) -> object:
-        options = self._read(mode, schema)
-        home, _, name = _READERS[type(options)][mode is Mode.STREAM].rpartition(".")
-        make = getattr(import_module(f"holdfast.spark.{home}"), name)
-        if isinstance(options, TableOptions):
-            from holdfast.spark.source.table import arrow_columns
+                return HoldfastStreamReader(options)
+            case TableOptions():
+                from holdfast.spark.source.table import HoldfastTableStreamReader, arrow_columns
 
-            return make(options, arrow_columns(schema))
-        return make(options)
+                return HoldfastTableStreamReader(options, arrow_columns(schema))
+            case MessageOptions():
+                from holdfast.spark.messages.queue import HoldfastQueueStreamReader
+
+                return HoldfastQueueStreamReader(options)
+            case StoreOptions():
+                from holdfast.spark.messages.store import HoldfastStoreStreamReader
+
+                return HoldfastStoreStreamReader(options)
+            case ServedStoreOptions():
+                from holdfast.spark.messages.served_store import HoldfastServedStoreStreamReader
+
+                return HoldfastServedStoreStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> HoldfastBatchWriter:
         """A batch writer; creating it commits the intent of the write. Raises: InvalidRequest; the client's errors."""

@@ -88,7 +88,7 @@ class ServedPosition(Struct, frozen=True, forbid_unknown_fields=True):
     query: str
 
 
-class TablePosition(Struct, frozen=True, forbid_unknown_fields=True):
+class TablePosition(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a stream of a table has returned: all up to ``version``, then ``files`` of what comes next.
 
     Shape: ``base`` is the version of the table under way while ``version`` is -1.
@@ -96,7 +96,7 @@ class TablePosition(Struct, frozen=True, forbid_unknown_fields=True):
 
     version: Annotated[int, Meta(ge=-1)]
     table_id: str
-    files: _Number | None = None
+    files: _Number = 0
     base: _Number | None = None
 
 

@@ -16,14 +16,14 @@ from itertools import takewhile
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import InputPartition
 
 from holdfast.errors import Code, CorruptData, InvalidRequest
 from holdfast.queue import Message, Trimmed
 from holdfast.queue.core import QueueCore
 from holdfast.queue.files.meta_files import read_identity
 from holdfast.spark.columns import QUEUE_COLUMNS
-from holdfast.spark.messages.numbered import BATCH_BYTES, BATCH_MESSAGES, NumberedStreamReader, Pieces, as_rows
+from holdfast.spark.messages.numbered import BATCH_BYTES, BATCH_MESSAGES, NumberedStream, as_rows
 from holdfast.spark.options import MessageOptions
 from holdfast.spark.positions import LATEST, Given, Offset, QueuePosition, offset_of, position_in
 from holdfast.spark.runtime.processes import states_errors
@@ -203,21 +203,11 @@ def _offset(queue: QueueCore, seq: int) -> Offset:
 
 
 @states_errors
-class HoldfastMessageReader(Pieces[MessageOptions, MessagePartition], DataSourceReader):
-    """One batch read of a queue."""
-
-    _rows_of = staticmethod(message_rows)
-
-    def partitions(self) -> Sequence[MessagePartition]:
-        """The pieces to read. Raises: NotFound."""
-        return plan_messages(self._options)
-
-
-@states_errors
-class HoldfastQueueStreamReader(NumberedStreamReader[MessageOptions, MessagePartition]):
+class HoldfastQueueStreamReader(NumberedStream[MessageOptions]):
     """One streaming query's view of a queue."""
 
-    _rows_of = staticmethod(message_rows)
+    def __init__(self, options: MessageOptions) -> None:
+        super().__init__(options, message_rows)
 
     def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
         """Where a query without a checkpoint begins. Raises: as ``plan_messages``."""
@@ -229,7 +219,7 @@ class HoldfastQueueStreamReader(NumberedStreamReader[MessageOptions, MessagePart
         with self._opened() as queue:
             return queue.last_seq
 
-    def _next_offset(self, start: Given, rows_max: Callable[[Callable[[], int]], int]) -> Offset | None:
+    def _next_offset(self, start: Given, *, is_bounded: bool) -> Offset | None:
         """Raises: NotFound (no queue; messages have gone), InvalidRequest (another queue; a number given twice)."""
         begin = position_in(start, QueuePosition)
         with self._opened() as queue:
@@ -237,7 +227,8 @@ class HoldfastQueueStreamReader(NumberedStreamReader[MessageOptions, MessagePart
             end = self._until(queue.last_seq)
             if end <= begin.seq:
                 return None
-            end = min(end, begin.seq + rows_max(lambda: _mean_bytes(queue, begin.seq + 1)))
+            most = self._most_rows(lambda: _mean_bytes(queue, begin.seq + 1), is_bounded=is_bounded)
+            end = min(end, begin.seq + most)
             # What was removed takes no part in a bound of rows.
             return _offset(queue, max(end, _first_after(queue, self._options, begin.seq) - 1))
 

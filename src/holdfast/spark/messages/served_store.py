@@ -20,12 +20,12 @@ from typing import Final
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import InputPartition
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.columns import SERVED_STORE_COLUMNS
 from holdfast.spark.messages.durable_client import PAGE_MESSAGES_MAX, SUBSCRIBER, DurableClient
-from holdfast.spark.messages.numbered import NumberedStreamReader, Pieces, as_rows
+from holdfast.spark.messages.numbered import NumberedStream, as_rows
 from holdfast.spark.options import ServedStoreOptions
 from holdfast.spark.positions import Given, Offset, ServedPosition, offset_of, position_in
 from holdfast.spark.runtime.processes import states_errors
@@ -84,33 +84,28 @@ def _opened(options: ServedStoreOptions, token: str = "") -> DurableClient:
     return DurableClient(options.url, options.store, options.durable, options.retry_ms, token)
 
 
-@states_errors
-class HoldfastServedStoreReader(Pieces[ServedStoreOptions, ServedPartition], DataSourceReader):
-    """One batch read of what a durable keeps; it consumes nothing."""
+def plan_served(options: ServedStoreOptions) -> list[ServedPartition]:
+    """The pieces of a batch read of what a durable keeps; it consumes nothing.
 
-    _rows_of = staticmethod(served_rows)
-
-    def partitions(self) -> Sequence[ServedPartition]:
-        """The pieces to read. Raises: NotFound; InvalidRequest for a map; Unavailable."""
-        with _opened(self._options) as client:
-            if client.describe()["type"] == "map":
-                raise InvalidRequest(
-                    "a map has no messages to read",
-                    code=Code.TYPE_MISMATCH,
-                    hint="read its store in its directory, or its keys by a client",
-                    durable=self._options.durable,
-                )
-            return pieces_of(self._options, client, 0, client.last_seq())
+    Raises: NotFound; InvalidRequest for a map; Unavailable.
+    """
+    with _opened(options) as client:
+        if client.describe()["type"] == "map":
+            raise InvalidRequest(
+                "a map has no messages to read",
+                code=Code.TYPE_MISMATCH,
+                hint="read its store in its directory, or its keys by a client",
+                durable=options.durable,
+            )
+        return pieces_of(options, client, 0, client.last_seq())
 
 
 @states_errors
-class HoldfastServedStoreStreamReader(NumberedStreamReader[ServedStoreOptions, ServedPartition]):
+class HoldfastServedStoreStreamReader(NumberedStream[ServedStoreOptions]):
     """One streaming query's durable."""
 
-    _rows_of = staticmethod(served_rows)
-
     def __init__(self, options: ServedStoreOptions) -> None:
-        super().__init__(options)
+        super().__init__(options, served_rows)
         self._query = secrets.token_hex(8)
         self._client: DurableClient | None = None
         self._is_planned = self._is_continued = False
@@ -125,7 +120,7 @@ class HoldfastServedStoreStreamReader(NumberedStreamReader[ServedStoreOptions, S
     def _newest(self) -> int:
         return self._opened().last_seq()
 
-    def _next_offset(self, start: Given, rows_max: Callable[[Callable[[], int]], int]) -> Offset | None:
+    def _next_offset(self, start: Given, *, is_bounded: bool) -> Offset | None:
         """Raises: AlreadyOpen (``durable_busy``), Conflict (the durable's type), NotFound (data loss; no such store),
         Closed (``store_replaced``), Unavailable."""
         client, begin = self._opened(), position_in(start, ServedPosition)
@@ -135,7 +130,8 @@ class HoldfastServedStoreStreamReader(NumberedStreamReader[ServedStoreOptions, S
         first = client.first_after(begin.seq)
         if first is None:
             return None
-        end = min(self._until(client.last_seq()), first.seq - 1 + rows_max(lambda: mean_bytes(client)))
+        most = self._most_rows(lambda: mean_bytes(client), is_bounded=is_bounded)
+        end = min(self._until(client.last_seq()), first.seq - 1 + most)
         if end < first.seq:
             return None
         return offset_of(ServedPosition(end, client.token, self._query))

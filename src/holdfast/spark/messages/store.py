@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import InputPartition
 
 from holdfast.errors import Closed, Code, NotFound
 from holdfast.spark.columns import STORE_COLUMNS
-from holdfast.spark.messages.numbered import BATCH_BYTES, BATCH_MESSAGES, NumberedStreamReader, Pieces, as_rows
+from holdfast.spark.messages.numbered import BATCH_BYTES, BATCH_MESSAGES, NumberedStream, as_rows
 from holdfast.spark.options import StoreOptions
 from holdfast.spark.positions import LATEST, Given, Offset, StorePosition, foreign, offset_of, position_in
 from holdfast.spark.runtime.processes import states_errors
@@ -194,24 +194,11 @@ def _stored(options: StoreOptions, reader: AnyReader, piece: StorePartition) -> 
 
 
 @states_errors
-class HoldfastStoreReader(Pieces[StoreOptions, StorePartition], DataSourceReader):
-    """One batch read of a store."""
-
-    _rows_of = staticmethod(store_rows)
-
-    def partitions(self) -> Sequence[StorePartition]:
-        """The pieces to read. Raises: NotFound, CorruptData, Unavailable."""
-        return plan_store(self._options)
-
-
-@states_errors
-class HoldfastStoreStreamReader(NumberedStreamReader[StoreOptions, StorePartition]):
+class HoldfastStoreStreamReader(NumberedStream[StoreOptions]):
     """One streaming query's view of a store."""
 
-    _rows_of = staticmethod(store_rows)
-
     def __init__(self, options: StoreOptions) -> None:
-        super().__init__(options)
+        super().__init__(options, store_rows)
         self._reader: AnyReader | None = None
         self._placed: AnyPlaced | None = None
         self._extents: list[AnyExtent] = []
@@ -225,14 +212,14 @@ class HoldfastStoreStreamReader(NumberedStreamReader[StoreOptions, StorePartitio
     def _newest(self) -> int:
         return self._opened().place(2**63 - 2).newest_seq
 
-    def _next_offset(self, start: Given, rows_max: Callable[[Callable[[], int]], int]) -> Offset | None:
+    def _next_offset(self, start: Given, *, is_bounded: bool) -> Offset | None:
         """Raises: NotFound (no such store; data loss), Closed (``store_replaced``), CorruptData, Unavailable."""
         begin, backlog = self._known(start)
         placed = self._place(begin)
         _require_same(self._options, placed, begin)
         if placed.newest_seq < begin.seq:
             raise _replaced(self._options)
-        end = min(self._until(placed.newest_seq), begin.seq + rows_max(self._mean_bytes))
+        end = min(self._until(placed.newest_seq), begin.seq + self._most_rows(self._mean_bytes, is_bounded=is_bounded))
         return None if end <= begin.seq else _offset(end, backlog, placed)
 
     def _mean_bytes(self) -> int:

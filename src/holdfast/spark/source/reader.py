@@ -1,4 +1,4 @@
-"""The batch reader of ``format("holdfast")``, and the meaning of the filters that Spark pushes down to it.
+"""A batch read of a log, and the meaning of the filters that Spark pushes down to it.
 
 Spark evaluates every pushed filter again, so a filter may only narrow what is read; an unknown filter narrows nothing.
 Spark pickles the reader into tasks, so the reader holds plain values. Each query runs the reader in two processes: one
@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import Filter, InputPartition
 
 from holdfast.commit.format.batch import ItemKind
 from holdfast.spark.columns import RowShape, arrow_schema
 from holdfast.spark.options import ReadOptions
-from holdfast.spark.runtime.processes import states_errors
 from holdfast.spark.runtime.refusals import bad_configuration
+from holdfast.spark.source.reading import BatchReader
 from holdfast.spark.source.shapes import RowFilter
-from holdfast.spark.source.table_filters import PushWhereItIsOn, Test, pushed_tests
+from holdfast.spark.source.table_filters import Test, pushed_tests
 from holdfast.spark.typed.decode import Format
 from holdfast.spark.typed.infer import infer_type
 from holdfast.spark.typed.rows import Typing
@@ -63,38 +64,26 @@ def _narrowing(test: Test) -> RowFilter:
     return RowFilter(version_min=low, version_max=high)
 
 
-@states_errors
-class HoldfastBatchReader(DataSourceReader):
-    """One batch read: planned once, read piece by piece."""
+def log_reader(options: ReadOptions) -> BatchReader:
+    """The reader of one batch."""
+    return BatchReader(partial(plan_log, options), partial(rows_of, options), pushdown=options.pushdown)
 
-    def __init__(self, options: ReadOptions) -> None:
-        self._options = options
-        self._pushed: RowFilter | None = None
-        if options.pushdown:
-            self.pushFilters = PushWhereItIsOn(self._narrow)  # type: ignore[method-assign]
 
-    def _narrow(self, filters: Iterable[Filter]) -> None:
-        # A filter on a decoded key does not say which bytes the key has.
-        keys_are_bytes = self._options.typing.key.format is Format.BINARY
-        narrowing = [each for each in filters if keys_are_bytes or getattr(each, "attribute", ()) != ("key",)]
-        self._pushed = row_filter_of(narrowing, self._options.shape)
+def plan_log(options: ReadOptions, filters: Iterable[Filter] = ()) -> Sequence[LogPartition | SegmentPartition]:
+    """The pieces to read for a query with these filters. Raises: NotFound, InvalidRequest, CorruptData, Unavailable."""
+    # A filter on a decoded key does not say which bytes the key has.
+    keys_are_bytes = options.typing.key.format is Format.BINARY
+    narrowing = [each for each in filters if keys_are_bytes or getattr(each, "attribute", ()) != ("key",)]
+    pushed = row_filter_of(narrowing, options.shape) if narrowing else None
+    if options.segments_url is not None:
+        from holdfast.spark.source.segments import plan_with_segments
 
-    def partitions(self) -> Sequence[LogPartition | SegmentPartition]:
-        """The pieces to read. Raises: NotFound, InvalidRequest, CorruptData, Unavailable."""
-        options, pushed = self._options, self._pushed
-        if options.segments_url is not None:
-            from holdfast.spark.source.segments import plan_with_segments
+        return plan_with_segments(options, pushed)
+    from holdfast.spark.runtime.store_thread import with_store
+    from holdfast.spark.source.plan import LogPartition, plan_read
 
-            return plan_with_segments(options, pushed)
-        from holdfast.spark.runtime.store_thread import with_store
-        from holdfast.spark.source.plan import LogPartition, plan_read
-
-        plan: ReadPlan = with_store(options.url, lambda store: plan_read(store, options, pushed))
-        return [LogPartition(piece, plan.wanted) for piece in plan.pieces]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one piece. For a read without pieces Spark passes an empty partition of its own."""
-        yield from rows_of(self._options, partition)
+    plan: ReadPlan = with_store(options.url, lambda store: plan_read(store, options, pushed))
+    return [LogPartition(piece, plan.wanted) for piece in plan.pieces]
 
 
 def rows_of(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -131,10 +120,9 @@ def with_value_type(options: ReadOptions, value: pa.DataType | None) -> ReadOpti
 
 def _first_values(options: ReadOptions, count: int) -> list[bytes]:
     wanted = replace(options, columns=("value",), kinds=(ItemKind.WRITE,), typing=Typing(), infer=None)
-    reader = HoldfastBatchReader(wanted)
     values: list[bytes] = []
-    for partition in reader.partitions():
-        for batch in reader.read(partition):
+    for partition in plan_log(wanted):
+        for batch in rows_of(wanted, partition):
             values += batch["value"].to_pylist()
             if len(values) >= count:
                 return values[:count]

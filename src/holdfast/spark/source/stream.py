@@ -7,14 +7,11 @@ that version of that log has been returned. ``tail`` has the walk.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Final, TypeVar
-
-import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
+from functools import partial
+from typing import Final
 
 from holdfast.errors import HoldfastError
 from holdfast.spark.options import Admission, ReadOptions
@@ -23,6 +20,7 @@ from holdfast.spark.runtime.processes import states_errors
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory
 from holdfast.spark.source.plan import LogPartition, SegmentPartition
 from holdfast.spark.source.reader import rows_of
+from holdfast.spark.source.reading import PolledStream
 from holdfast.spark.source.shapes import row_filter
 from holdfast.spark.source.tail import (
     ChainTail,
@@ -42,21 +40,18 @@ OBJECTS_MIN: Final = 64
 """A smaller micro-batch is read from the log alone, and the Delta log of the segments is not read."""
 _EVERYTHING: Final = Admission()
 
-T = TypeVar("T")
-
 
 @states_errors
-class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming query's view of the log. Lives in one process; is copied into tasks for ``read`` alone."""
+class HoldfastStreamReader(PolledStream[Position]):
+    """One streaming query's view of the log."""
 
     def __init__(self, options: ReadOptions) -> None:
-        self._options = options
         default_ms = POLL_MS_DIRECTORY if is_directory(options.url) else POLL_MS_REMOTE
-        self._poll_ms = options.poll_ms if options.poll_ms is not None else default_ms
+        is_bounded = options.admission.is_limited or options.admission.rows_min is not None
+        super().__init__(partial(rows_of, options), options.poll_ms or default_ms, is_bounded=is_bounded)
+        self._options = options
         self._thread = StoreThread(options.url)
         self._tail = ChainTail(options)
-        self._target: Position | None = None
-        self._asked_ms: float | None = None
         self._proved_ms: float | None = None
         self._batch_ms: float | None = None
         self._seen: Position | None = None
@@ -64,36 +59,21 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._lag: TailLag | None = None
         self._lag_asked_ms: float | None = None
 
-    def __getstate__(self) -> dict[str, object]:
-        """What a task needs: the options. Threads stay where they are."""
-        return {"_options": self._options}
-
     def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
         """Where a query without a checkpoint begins. Raises: NotFound, CorruptData, Unavailable."""
         options = self._options
         return offset_of(self._thread.run(lambda store: starting_position(store, options)))
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
-        """Spark hands this back to ``latestOffset``; the bounds themselves are this source's options."""
-        admission = self._options.admission
-        if admission.is_limited or admission.rows_min is not None:
-            return ReadMaxFiles(admission.objects_max or 2**31 - 1)
-        return ReadAllAvailable()
+    def _newest(self) -> Position:
+        return self._thread.run(head_position)
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
-        """The log as it is now is all that this query reads."""
-        self._target = self._thread.run(head_position)
-
-    def latestOffset(self, start: Given, limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
-        """Where the next micro-batch ends; ``start`` itself when there is none yet."""
+    def _next_offset(self, start: Given, *, is_bounded: bool) -> Offset | None:
         begin = _position(start)
         now_ms = time.monotonic() * 1000
         is_bounded_run = self._target is not None
-        if not is_bounded_run and self._asked_ms is not None and now_ms - self._asked_ms < self._poll_ms:
-            return dict(start)
         prove_end = self._proved_ms is None or now_ms - self._proved_ms > PROVE_END_EVERY_MS
         self._proved_ms = now_ms if prove_end else self._proved_ms
-        bounds = _EVERYTHING if isinstance(limit, ReadAllAvailable) else self._options.admission
+        bounds = self._options.admission if is_bounded else _EVERYTHING
         target = self._target
         end = self._thread.run(lambda store: self._tail.end_of_batch(store, begin, bounds, target, prove_end=prove_end))
         self._seen, self._is_at_end = end.end, end.is_end_of_log and not is_bounded_run
@@ -101,8 +81,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         too_few = bounds.rows_min is not None and end.transactions < bounds.rows_min and end.is_end_of_log
         waits = too_few and not is_bounded_run and now_ms - self._batch_ms < bounds.delay_ms_max
         if end.end == begin or waits:
-            self._asked_ms = now_ms
-            return dict(start)
+            return None
         self._batch_ms = now_ms
         return offset_of(end.end)
 
@@ -145,10 +124,6 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         wanted = replace(row_filter(options), version_min=begin.version + 1 if begin.version else None)
         pieces = self._thread.run(lambda store: pieces_between(store, self._tail, options, begin, until))
         return [LogPartition(piece, wanted) for piece in pieces]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one piece."""
-        yield from rows_of(self._options, partition)
 
     def stop(self) -> None:
         """Close what is open; the query has ended."""

@@ -20,24 +20,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, Final, TypeAlias
 
+import msgspec
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.datasource import Filter
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxFiles,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from holdfast.errors import NotFound
@@ -46,7 +40,8 @@ from holdfast.spark.options import TableOptions
 from holdfast.spark.positions import Given, Offset, TablePosition, offset_of, position_in
 from holdfast.spark.runtime.processes import states_errors
 from holdfast.spark.runtime.refusals import bad_configuration
-from holdfast.spark.source.table_filters import PushWhereItIsOn, pushed_tests, tests_of
+from holdfast.spark.source.reading import BatchReader, PolledStream
+from holdfast.spark.source.table_filters import pushed_tests, tests_of
 from holdfast.spark.source.table_rows import TablePartition, constant, packed, rows
 
 Row: TypeAlias = Mapping[str, Any]
@@ -55,46 +50,24 @@ BEFORE_FIRST: Final = -1
 """The version of a stream that has not returned the table as it was at its start."""
 
 
-class TablePlace(NamedTuple):
-    """All of ``version``, then ``files`` of what comes next; ``base`` is the version of a table under way."""
-
-    version: int
-    files: int = 0
-    base: int | None = None
-
-    def offset(self, table_id: object) -> Offset:
-        """The place as a checkpoint keeps it."""
-        base = self.base if self.files else None
-        return offset_of(TablePosition(self.version, str(table_id), self.files or None, base))
-
-
-def place_of(offset: Given) -> TablePlace:
-    """The place that a checkpoint keeps. Raises: InvalidRequest for an offset that is not a table's.
-
-    >>> place_of({"version": 7, "table_id": "x", "files": 3})
-    TablePlace(version=7, files=3, base=None)
-    """
-    position = position_in(offset, TablePosition)
-    return TablePlace(position.version, position.files or 0, position.base)
-
-
 @dataclass(frozen=True, slots=True)
 class Addition:
     """Files that come next in a stream, in their order: those after ``begin``, and ``end`` when all are returned."""
 
-    begin: TablePlace
+    begin: TablePosition
     rows: Sequence[Row]
-    end: TablePlace
+    end: TablePosition
 
 
 def end_of_batch(
-    start: TablePlace, additions: Iterable[Addition], files_max: int | None, bytes_max: int | None
-) -> TablePlace:
+    start: TablePosition, additions: Iterable[Addition], files_max: int | None, bytes_max: int | None
+) -> TablePosition:
     """Where a micro-batch from ``start`` ends: within the bounds, but after at least one file if there is one.
 
-    >>> one = Addition(TablePlace(0), [{"size_bytes": 5}, {"size_bytes": 5}], TablePlace(1))
-    >>> end_of_batch(TablePlace(0), [one], 1, None), end_of_batch(TablePlace(0, 1), [one], 1, None)
-    (TablePlace(version=0, files=1, base=None), TablePlace(version=1, files=0, base=None))
+    >>> first, second = TablePosition(0, "x"), TablePosition(1, "x")
+    >>> one = Addition(first, [{"size_bytes": 5}, {"size_bytes": 5}], second)
+    >>> end_of_batch(first, [one], 1, None).files, end_of_batch(TablePosition(0, "x", 1), [one], 1, None) == second
+    (1, True)
     """
     files = size = 0
     place = start
@@ -104,7 +77,7 @@ def end_of_batch(
             size += row["size_bytes"]
             is_over = (files_max is not None and files >= files_max) or (bytes_max is not None and size > bytes_max)
             if files and is_over:
-                return each.begin._replace(files=index) if index else place
+                return msgspec.structs.replace(each.begin, files=index) if index else place
             files += 1
         place = each.end
         if each.begin.version == BEFORE_FIRST:
@@ -112,7 +85,7 @@ def end_of_batch(
     return place
 
 
-def rows_between(start: TablePlace, end: TablePlace, additions: Iterable[Addition]) -> list[Row]:
+def rows_between(start: TablePosition, end: TablePosition, additions: Iterable[Addition]) -> list[Row]:
     """The files from one place to another."""
     rows: list[Row] = []
     for each in additions:
@@ -208,123 +181,83 @@ def _files(table: DeltaTable) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["modification_time"], row["path"]))
 
 
-@states_errors
-class HoldfastTableReader(DataSourceReader):
-    """One batch read of a table: planned once, read piece by piece."""
-
-    def __init__(self, options: TableOptions, schema: pa.Schema) -> None:
-        self._options = options
-        self._schema = schema
-        self._pushed: tuple[Filter, ...] = ()
-        if options.pushdown:
-            self.pushFilters = PushWhereItIsOn(self._narrow)  # type: ignore[method-assign]
-
-    def _narrow(self, filters: Iterable[Filter]) -> None:
-        self._pushed = tuple(filters)
-
-    def partitions(self) -> Sequence[TablePartition]:
-        """The pieces to read. Raises: as ``plan``."""
-        return plan(self._options, self._schema.names, self._pushed)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one piece. For a read without pieces Spark passes an empty partition of its own."""
-        if isinstance(partition, TablePartition):
-            yield from rows(self._options.table, self._schema, partition)
+def table_reader(options: TableOptions, schema: pa.Schema) -> BatchReader:
+    """The reader of one batch of a table."""
+    planned, wanted = partial(plan, options, schema.names), partial(rows, options.table, schema)
+    return BatchReader(planned, wanted, pushdown=options.pushdown)
 
 
 @states_errors
-class HoldfastTableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class HoldfastTableStreamReader(PolledStream[int]):
     """One streaming query's view of a table."""
 
     def __init__(self, options: TableOptions, schema: pa.Schema) -> None:
+        is_bounded = options.files_max is not None or options.bytes_max is not None
+        super().__init__(partial(rows, options.table, schema), options.poll_ms, is_bounded=is_bounded)
         self._options = options
-        self._schema = schema
-        self._target: int | None = None
-        self._asked_s: float | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
         """Where a query without a checkpoint begins. Raises: as ``open_table``."""
         table = open_table(self._options.table)
         starting = self._options.starting_version
-        return TablePlace(table.version() if starting is None else starting - 1).offset(table.metadata().id)
+        version = table.version() if starting is None else starting - 1
+        return offset_of(TablePosition(version, str(table.metadata().id)))
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
-        """What a micro-batch takes: all that is there without bounds. Spark shows it, and the options decide."""
-        if self._options.files_max is not None:
-            return ReadMaxFiles(self._options.files_max)
-        return ReadAllAvailable() if self._options.bytes_max is None else ReadMaxBytes(self._options.bytes_max)
+    def _newest(self) -> int:
+        return open_table(self._options.table).version()
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
-        """The table as it is now is all that this query reads, in micro-batches within the bounds."""
-        self._target = open_table(self._options.table).version()
-
-    def latestOffset(self, start: Given, limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
-        """Where the next micro-batch ends: the newest version, or what its bounds allow; ``start`` for nothing new.
-
-        Raises: as ``open_table``; with bounds as ``partitions``.
-        """
-        begin = place_of(start)
-        newest = self._target
+    def _next_offset(self, start: Given, *, is_bounded: bool) -> Offset | None:
+        """The newest version, or what the bounds allow. Raises: as ``open_table``; with bounds as ``partitions``."""
+        begin, newest = position_in(start, TablePosition), self._target
         if newest is None:
-            now_s = time.monotonic()
-            if self._asked_s is not None and (now_s - self._asked_s) * 1000 < self._options.poll_ms:
-                return dict(start)
             table = open_table(self._options.table)
-            _require_same(table, start)
+            _require_same(table, begin)
             newest = table.version()
-            self._asked_s = now_s
         if begin.version >= newest:
-            return dict(start)
-        end = TablePlace(newest)
+            return None
+        if not (is_bounded and self._is_bounded):
+            return offset_of(TablePosition(newest, begin.table_id))
         bounds = (self._options.files_max, self._options.bytes_max)
-        if bounds != (None, None) and not isinstance(limit, ReadAllAvailable):
-            end = end_of_batch(begin, self._additions(start, begin, newest), *bounds)
-            if end.version < newest:
-                self._asked_s = None  # there is more: the next micro-batch does not wait
-        return end.offset(start["table_id"])
+        return offset_of(end_of_batch(begin, self._additions(begin, newest), *bounds))
 
     def partitions(self, start: Given, end: Given) -> Sequence[TablePartition]:
         """The pieces between two offsets, always the same ones. Raises: as ``open_table``; NotFound (a version was
         removed), InvalidRequest (a version removes rows).
         """
-        begin, last = place_of(start), place_of(end)
-        if begin >= last:
+        begin, last = position_in(start, TablePosition), position_in(end, TablePosition)
+        if (begin.version, begin.files) >= (last.version, last.files):
             return []
         base = last.version if last.base is None else last.base
         newest = base if begin.version == BEFORE_FIRST and begin.base is None else last.version + bool(last.files)
-        files = rows_between(begin, last, self._additions(start, begin, newest))
+        files = rows_between(begin, last, self._additions(begin, newest))
         schema = _schema_of(open_table(self._options.table, base if begin.version == BEFORE_FIRST else None))
         return packed(files, tests_of(self._options.filters, schema), self._options.target_partition_bytes)
 
-    def _additions(self, start: Given, begin: TablePlace, newest: int) -> Iterator[Addition]:
+    def _additions(self, begin: TablePosition, newest: int) -> Iterator[Addition]:
         """What comes after a place: the table as it was at the start of the stream, then what each version adds."""
-        version = begin.version
+        version, table_id = begin.version, begin.table_id
         if version == BEFORE_FIRST:
             base = newest if begin.base is None else begin.base
             table = open_table(self._options.table, base)
-            _require_same(table, start)
-            yield Addition(TablePlace(BEFORE_FIRST, 0, base), _files(table), TablePlace(base))
+            _require_same(table, begin)
+            yield Addition(TablePosition(BEFORE_FIRST, table_id, 0, base), _files(table), TablePosition(base, table_id))
             version = base
         if version >= newest:
             return
         schema = _schema_of(open_table(self._options.table))
         for each in range(version + 1, newest + 1):
-            yield Addition(TablePlace(each - 1), asyncio.run(_added(self._options, schema, each)), TablePlace(each))
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one piece."""
-        if isinstance(partition, TablePartition):
-            yield from rows(self._options.table, self._schema, partition)
+            added = asyncio.run(_added(self._options, schema, each))
+            yield Addition(TablePosition(each - 1, table_id), added, TablePosition(each, table_id))
 
 
-def _require_same(table: DeltaTable, offset: Given) -> None:
+def _require_same(table: DeltaTable, position: TablePosition) -> None:
     table_id = str(table.metadata().id)
-    if offset["table_id"] != table_id:
+    if position.table_id != table_id:
         raise bad_configuration(
             "the checkpoint is of another table",
             hint="the table was made again: begin a new query with a new checkpoint",
             table_id=table_id,
-            checkpoint=offset["table_id"],
+            checkpoint=position.table_id,
         )
 
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
-    DataSourceReader,
     EqualNullSafe,
     EqualTo,
     Filter,
@@ -205,21 +204,3 @@ def _pushed(one: Filter, schema: pa.Schema) -> Test | None:
     if None in values or len(values) > PUSHED_VALUES_MAX:
         return None
     return _compared(attribute[0], kind, operator, values)
-
-
-class PushWhereItIsOn:
-    """``pushFilters`` of one reader, which ``narrow`` notes; Spark evaluates all filters again.
-
-    Where push-down is off, Spark refuses a reader that has a ``pushFilters`` of its own: ``plan_data_source_read`` of
-    Spark 4.3 compares its ``__func__``.
-    """
-
-    __func__ = DataSourceReader.pushFilters
-
-    def __init__(self, narrow: Callable[[list[Filter]], None]) -> None:
-        self._narrow = narrow
-
-    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Note the filters. Returns all of them."""
-        self._narrow(filters)
-        return filters
