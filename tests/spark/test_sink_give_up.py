@@ -31,7 +31,7 @@ from holdfast.spark.sink.give_up import Rows, forget, give_up
 from holdfast.spark.sink.identity import MicroBatch
 from holdfast.spark.sink.record import WriteId, begin, has_notes, read_record, wanted_micro_batch
 from holdfast.spark.sink.stage import find_manifest, open_stage, rows_of
-from holdfast.spark.sink.task import send_fixed
+from holdfast.spark.sink.task import send_partition
 
 __all__ = ["fate", "service"]
 
@@ -158,7 +158,7 @@ def test_a_sender_that_was_late_when_its_write_was_given_up_commits_nothing(
         for each in manifest.partitions:
             try:
                 rows = rows_of(opened, what.token, each)
-                send_fixed(client, options, intent, each.partition, rows, each.digest)
+                send_partition(client, options, intent, each.partition, rows, each.digest)
             except (Fenced, InvalidRequest):
                 break
     assert listed, "the sender was late"

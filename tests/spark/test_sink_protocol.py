@@ -34,7 +34,6 @@ from holdfast.spark.sink.record import (
     WriteId,
     begin,
     finish,
-    finish_empty,
     job_of,
     job_of_write,
     read_record,
@@ -113,7 +112,7 @@ def stream(
             sent.append(digest_partition(options, partition, batches))
         else:
             sent.append(send_partition(client, options, intent, partition, batches))
-    (finish if any(part.transactions for part in sent) else finish_empty)(client, options, wanted, sent)
+    finish(client, options, wanted, sent)
 
 
 def written(service: ServiceProcess, name: str) -> list[bytes]:

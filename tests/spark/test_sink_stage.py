@@ -48,7 +48,7 @@ from holdfast.spark.sink.stage import (
     open_stage,
     rows_of,
 )
-from holdfast.spark.sink.task import send_fixed
+from holdfast.spark.sink.task import send_partition
 
 ROWS = 23
 _applications = itertools.count()
@@ -192,7 +192,7 @@ def send_late(service: ServiceProcess, name: str, monkeypatch: pytest.MonkeyPatc
         assert record_of(client, options).state == "done"  # its view knows that
         monkeypatch.setattr(ServiceClient, "commits_many", counted)
         for each, batches in late:
-            send_fixed(client, options, intent, each.partition, batches, each.digest)
+            send_partition(client, options, intent, each.partition, batches, each.digest)
         monkeypatch.undo()
     assert written(service, name) == expected(name)
     return sent
@@ -520,12 +520,13 @@ def test_other_rows_than_those_that_a_note_names_are_refused(service: ServicePro
         assert changed.digest != one.digest
         fate.left, fate.after = 4, True
         with pytest.raises(Killed):
-            send_fixed(client, options, intent, 0, batches, one.digest)
+            send_partition(client, options, intent, 0, batches, one.digest)
         fate.left = 0
         with pytest.raises(InvalidRequest) as caught:
-            send_fixed(client, options, intent, 0, batches, changed.digest)
+            send_partition(client, options, intent, 0, batches, changed.digest)
         assert caught.value.code is Code.REQUEST_ID_REUSED
-        assert send_fixed(client, options, intent, 0, batches, one.digest) == -(-batches[0].num_rows // 4)
+        sent = send_partition(client, options, intent, 0, batches, one.digest)
+        assert sent.chunks == -(-batches[0].num_rows // 4)
 
 
 def test_the_largest_row_that_the_service_takes_can_be_staged(tmp_path: Path) -> None:

@@ -46,7 +46,6 @@ from holdfast.spark.sink.record import (
     WriteId,
     begin,
     finish,
-    finish_empty,
     job_of_write,
     read_record,
     replace_record,
@@ -143,7 +142,7 @@ def stream(client: Client, options: WriteOptions, micro_batch: MicroBatch, parts
             sent.append(digest_messages(partition, batches))
         else:
             sent.append(publish_partition(client, options, intent, partition, batches))
-    (finish if any(part.transactions for part in sent) else finish_empty)(client, options, wanted, sent)
+    finish(client, options, wanted, sent)
 
 
 def publishing_of(client: Client, options: WriteOptions) -> Publishing:

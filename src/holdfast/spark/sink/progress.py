@@ -11,8 +11,9 @@ After a crash the note that is there names the chunk of which any part may be th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -21,6 +22,7 @@ from holdfast.client import Client
 from holdfast.commit.format.transaction import JobChange
 from holdfast.errors import Conflict, Unavailable
 from holdfast.spark.options import WriteOptions
+from holdfast.spark.runtime.tasks import grouped
 from holdfast.spark.sink.identity import SentPartition
 from holdfast.spark.sink.record import (
     Intent,
@@ -47,6 +49,25 @@ class RowChunk(Generic[R]):
     first: int
     rows: list[R]
     digest: str
+
+
+def chunks_of(
+    rows: Iterable[R],
+    size_of: Callable[[R], int],
+    bounds: tuple[int, int],
+    encode: Callable[[list[R]], bytes],
+    fixed: str | None = None,
+) -> Iterator[RowChunk[R]]:
+    """The rows in chunks within these ``bounds``, in bytes and rows: two tasks must cut the same rows alike.
+
+    ``fixed``: the digest of each chunk, where all rows are known by one.
+    """
+    digest, first = blake2b(digest_size=16), 0
+    for number, group in enumerate(grouped(rows, size_of, *bounds)):
+        if fixed is None:
+            digest.update(encode(group))
+        yield RowChunk(number, first, group, fixed if fixed is not None else digest.hexdigest())
+        first += len(group)
 
 
 def sent_of(

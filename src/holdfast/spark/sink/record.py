@@ -384,8 +384,10 @@ def _require_follows(record: SinkRecord | None, wanted: WriteId, options: WriteO
 def finish(client: Client, options: WriteOptions, wanted: WriteId, sent: Sequence[SentPartition]) -> None:
     """Commit that ``wanted`` is written, and remove the progress of its tasks. Repeating it changes nothing.
 
-    ``sent`` has an entry for each partition. Raises: Fenced when the application has moved on; InvalidRequest when the
-    write was done with other rows, or an earlier try had others; what the client raises. Cost: four requests.
+    ``sent`` has an entry for each partition. A micro-batch without rows has no intent: it writes nothing, unless the
+    record does not name its query yet. Raises: Fenced when the application has moved on; InvalidRequest when the write
+    was done with other rows, or an earlier try had others; what the client raises; for a micro-batch without rows as
+    ``begin``. Cost: four requests, two without rows.
     """
     job = job_of(options.application)
     over = release_for(job), JobChange(job_of_write(options.application, wanted.token), None)
@@ -393,47 +395,31 @@ def finish(client: Client, options: WriteOptions, wanted: WriteId, sent: Sequenc
     for _ in range(ROUNDS_MAX):
         stored = read_record(client, options.application)
         record = stored.record
-        if record is None:
-            break
-        if record.has_done(wanted.token):
+        if record is not None and record.has_done(wanted.token):
             _require_same_rows(record, wanted, options, digest, are_read=all(part.is_read for part in sent))
             return
-        if record.token != wanted.token:
+        if record is not None and record.token == wanted.token:
+            _require_notes_fit(client, options, wanted, sent, stored.read_version)
+        elif wanted.micro_batch is None or not has_no_rows(sent):
             break
-        _require_notes_fit(client, options, wanted, sent, stored.read_version)
+        else:
+            if not options.supersede:
+                _require_follows(record, wanted, options, client.session.log_id)
+            if record is not None and record.stream is not None and record.stream.query == wanted.micro_batch.query:
+                return
+            publishing = _publishing(record, options, client.session.log_id)
+            record = SinkRecord(
+                "intent", wanted.token, stored.read_version, wanted.name, recent=_recent(record), publishing=publishing
+            )
         done = _done(record, wanted, digest, sent)
         if replace_record(client, options, done, stored.read_version, *over) is not None:
             return
     raise fenced(options.application, wanted.token)
 
 
-def finish_empty(client: Client, options: WriteOptions, wanted: WriteId, sent: Sequence[SentPartition]) -> None:
-    """End a micro-batch without rows. It writes nothing, unless the record does not name its query yet.
-
-    Raises: as ``begin`` and ``finish``. Cost: two requests.
-    """
-    assert wanted.micro_batch is not None, "a batch commits its intent on the driver"
-    for _ in range(ROUNDS_MAX):
-        stored = read_record(client, options.application)
-        record = stored.record
-        if record is not None and (record.has_done(wanted.token) or record.token == wanted.token):
-            # An earlier try of this micro-batch had rows, or had begun to send some.
-            finish(client, options, wanted, sent)
-            return
-        if not options.supersede:
-            _require_follows(record, wanted, options, client.session.log_id)
-        if record is not None and record.stream is not None and record.stream.query == wanted.micro_batch.query:
-            return
-        publishing = _publishing(record, options, client.session.log_id)
-        begun = SinkRecord(
-            "intent", wanted.token, stored.read_version, wanted.name, recent=_recent(record), publishing=publishing
-        )
-        if (
-            replace_record(client, options, _done(begun, wanted, digest_text(sent), sent), stored.read_version)
-            is not None
-        ):
-            return
-    raise fenced(options.application, wanted.token)
+def has_no_rows(sent: Sequence[SentPartition]) -> bool:
+    """Whether tasks have read all partitions of a write and found nothing."""
+    return all(part.is_read and not part.transactions for part in sent)
 
 
 def _done(record: SinkRecord, wanted: WriteId, digest: str, sent: Sequence[SentPartition]) -> SinkRecord:

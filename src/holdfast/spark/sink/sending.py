@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import replace
 from threading import Lock
 from typing import Final
 
@@ -43,7 +43,6 @@ from holdfast.spark.sink.task import (
     CHUNK_BYTES,
     CHUNK_TRANSACTIONS,
     digest_partition,
-    send_fixed,
     send_partition,
 )
 
@@ -91,7 +90,7 @@ def send_staged(
     with open_stage(options, client) as stage:
         try:
             manifest = _fixed(client, stage, options, token, staged)
-            sent = _Senders(options, intent, token, manifest).run()
+            sent = _send_fixed(options, intent, token, manifest)
         except NotFound as error:
             if error.code is Code.STAGE_LOST:
                 record = read_record(client, options.application).record
@@ -117,60 +116,51 @@ def _fixed(
     return manifest
 
 
-@dataclass
-class _Senders:
-    options: WriteOptions
-    intent: Intent
-    token: str
-    manifest: WriteManifest
-    _lock: Lock = field(default_factory=Lock)
-    _rows: int = 0
-    _reported: float = 0.0
-    _sent: dict[int, SentPartition] = field(default_factory=dict[int, SentPartition])
+def _send_fixed(options: WriteOptions, intent: Intent, token: str, manifest: WriteManifest) -> list[SentPartition]:
+    """Send every partition; what each is. Raises: the first error; the others have ended then."""
+    todo = deque(manifest.partitions)
+    sent: dict[int, SentPartition] = {}
+    of_rows, lock, reported = sum(map(_rows_in, manifest.partitions)), Lock(), time.monotonic()
 
-    def run(self) -> list[SentPartition]:
-        """Send every partition; what each is. Raises: the first error; the others have ended then."""
-        todo = deque(self.manifest.partitions)
-        count = min(CONNECTIONS, len(todo))
-        self._reported = time.monotonic()
-        if count:
-            with ThreadPoolExecutor(count, "holdfast-sink") as threads:
-                running = [threads.submit(self._work, todo) for _ in range(count)]
-                for each in running:
-                    each.result()
-        return [self._sent[each.partition] for each in self.manifest.partitions]
-
-    def _work(self, todo: deque[StagedPartition]) -> None:
-        with open_client(self.options) as client, open_stage(self.options, client) as stage:
+    def work() -> None:
+        nonlocal reported
+        with open_client(options) as client, open_stage(options, client) as stage:
             while todo:
                 try:
                     partition = todo.popleft()
                 except IndexError:
                     return
                 try:
-                    sent = self._send(client, partition, rows_of(stage, self.token, partition))
+                    part = _send(client, options, intent, partition, rows_of(stage, token, partition))
                 except BaseException:
                     todo.clear()
                     raise
-                self._note(partition, sent)
+                with lock:
+                    sent[partition.partition] = part
+                    if time.monotonic() - reported >= REPORT_SECONDS:
+                        reported = time.monotonic()
+                        rows = sum(_rows_in(each) for each in manifest.partitions if each.partition in sent)
+                        log.info("rows_sent", application=options.application, rows=rows, of_rows=of_rows)
 
-    def _send(self, client: Client, partition: StagedPartition, rows: Iterable[pa.RecordBatch]) -> SentPartition:
-        number = partition.partition
-        if self.options.store is not None:
-            return publish_partition(client, self.options, self.intent, number, rows)
-        chunks = send_fixed(client, self.options, self.intent, number, rows, partition.digest)
-        return SentPartition(number, partition.transactions, chunks, partition.total)
+    if todo:
+        count = min(CONNECTIONS, len(todo))
+        with ThreadPoolExecutor(count, "holdfast-sink") as threads:
+            for each in [threads.submit(work) for _ in range(count)]:
+                each.result()
+    return [sent[each.partition] for each in manifest.partitions]
 
-    def _note(self, partition: StagedPartition, sent: SentPartition) -> None:
-        with self._lock:
-            self._sent[partition.partition] = sent
-            self._rows += sum(part.rows for part in partition.parts)
-            now = time.monotonic()
-            if now - self._reported < REPORT_SECONDS:
-                return
-            self._reported = now
-            rows = sum(part.rows for each in self.manifest.partitions for part in each.parts)
-            log.info("rows_sent", application=self.options.application, rows=self._rows, of_rows=rows)
+
+def _rows_in(partition: StagedPartition) -> int:
+    return sum(part.rows for part in partition.parts)
+
+
+def _send(
+    client: Client, options: WriteOptions, intent: Intent, staged: StagedPartition, rows: Iterable[pa.RecordBatch]
+) -> SentPartition:
+    if options.store is not None:
+        return publish_partition(client, options, intent, staged.partition, rows)
+    sent = send_partition(client, options, intent, staged.partition, rows, staged.digest)
+    return replace(sent, transactions=staged.transactions, total=staged.total)
 
 
 def stage_partition(

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from hashlib import blake2b
 from typing import Final, cast
 
 import msgspec
@@ -64,7 +63,7 @@ from holdfast.spark.options import WriteOptions
 from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.runtime.service_client import service_token, with_trusted_hosts
 from holdfast.spark.sink.identity import PartitionPublisher, SentPartition, hash_of_plain
-from holdfast.spark.sink.progress import Note, PartitionNotes, RowChunk, sent_of
+from holdfast.spark.sink.progress import Note, PartitionNotes, RowChunk, chunks_of, sent_of
 from holdfast.spark.sink.record import Intent, PartitionProgress, Publishing, job_of
 from holdfast.stores.values.identity import is_continued
 from holdfast.values import GivenTwice, LogPosition, pairs_once
@@ -302,19 +301,11 @@ def _hash(messages: list[Message]) -> int:
 
 
 def _chunks(messages: Iterable[Message]) -> Iterator[RowChunk[Message]]:
-    digest = blake2b(digest_size=16)
-    number = first = size = 0
-    group: list[Message] = []
-    for message in messages:
-        row = _encode(plain(message))
-        if group and (len(group) >= CHUNK_MESSAGES or size + len(row) + MESSAGE_BYTES > CHUNK_BYTES):
-            yield RowChunk(number, first, group, digest.hexdigest())
-            number, first, size, group = number + 1, first + len(group), 0, []
-        digest.update(len(row).to_bytes(8, "little") + row)
-        group.append(message)
-        size += len(row) + MESSAGE_BYTES
-    if group:
-        yield RowChunk(number, first, group, digest.hexdigest())
+    return chunks_of(messages, _size, (CHUNK_BYTES, CHUNK_MESSAGES), lambda group: _encode(list(map(plain, group))))
+
+
+def _size(message: Message) -> int:
+    return len(_encode(plain(message))) + MESSAGE_BYTES
 
 
 def publisher_id(options: WriteOptions, publishing: Publishing, publisher: PartitionPublisher, partition: int) -> str:

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC
 from functools import partial
-from hashlib import blake2b
 from typing import Any, Final, TypeAlias, cast
 
 import msgspec
@@ -48,7 +47,7 @@ from holdfast.spark.columns import COLUMNS, RowShape
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.sink.identity import SentPartition, hash_of_transactions, hash_of_writes
-from holdfast.spark.sink.progress import Note, PartitionNotes, RowChunk, sent_of
+from holdfast.spark.sink.progress import Note, PartitionNotes, RowChunk, chunks_of, sent_of
 from holdfast.spark.sink.record import Intent, PartitionProgress, request_id
 from holdfast.values import LogPosition
 
@@ -274,44 +273,33 @@ TransactionChunk: TypeAlias = RowChunk[list[Operation]]
 
 
 def send_partition(
-    client: Client, options: WriteOptions, intent: Intent, partition: int, batches: Iterable[pa.RecordBatch]
-) -> SentPartition:
-    """Commit the transactions of one partition that are not committed yet.
-
-    Raises: Fenced, InvalidRequest (also when the rows are not those of an earlier try), LimitExceeded, OutcomeUnknown,
-    Unavailable. After a crash: what was committed stays, and the next attempt sends the rest.
-    Cost: a request for each 5,000 transactions (8 MiB), and one to note each chunk.
-    """
-    sender = _Sender(client, options, intent, partition)
-    sent = sent_of(
-        partition, _chunks(transactions_of(batches, options.transaction_key)), hash_of_transactions, sender.send
-    )
-    sender.notes.require_whole(sent.chunks)
-    return sent
-
-
-def send_fixed(
     client: Client,
     options: WriteOptions,
     intent: Intent,
     partition: int,
     batches: Iterable[pa.RecordBatch],
-    digest: str,
-) -> int:
-    """As ``send_partition``, for rows that are checked and fixed: ``digest`` names them. Returns the chunks."""
+    fixed: str | None = None,
+) -> SentPartition:
+    """Commit the transactions of one partition that are not committed yet.
+
+    ``fixed`` names rows that are checked and do not change; their hashes are known and not computed. Raises: Fenced,
+    InvalidRequest (also when the rows are not those of an earlier try), LimitExceeded, OutcomeUnknown, Unavailable.
+    After a crash: what was committed stays, and the next attempt sends the rest. Cost: a request for each 5,000
+    transactions (8 MiB), and one to note each chunk.
+    """
     sender = _Sender(client, options, intent, partition)
-    count = 0
-    for chunk in _chunks(transactions_of(batches, options.transaction_key), digest):
-        sender.send(chunk)
-        count += 1
-    return count
+    chunks = _chunks(options, batches, fixed)
+    if fixed is not None:
+        return sent_of(partition, chunks, lambda _: 0, sender.send)
+    sent = sent_of(partition, chunks, hash_of_transactions, sender.send)
+    sender.notes.require_whole(sent.chunks)
+    return sent
 
 
 def digest_partition(options: WriteOptions, partition: int, batches: Iterable[pa.RecordBatch]) -> SentPartition:
     """Read the transactions of one partition and send none. Raises: InvalidRequest."""
     if options.transaction_key is not None:
-        chunks = _chunks(transactions_of(batches, options.transaction_key), "")  # no chunk is noted
-        return sent_of(partition, chunks, hash_of_transactions)
+        return sent_of(partition, _chunks(options, batches, ""), hash_of_transactions)  # no chunk is noted
     count = total = 0
     for batch in batches:
         count += batch.num_rows
@@ -320,35 +308,21 @@ def digest_partition(options: WriteOptions, partition: int, batches: Iterable[pa
     return SentPartition(partition, count, total=total)
 
 
-def _chunks(transactions: Iterable[list[Operation]], fixed: str | None = None) -> Iterator[TransactionChunk]:
-    """``fixed``: the digest of each chunk, where all rows are known by one."""
-    digest = blake2b(digest_size=16)
-    number = first = size = 0
-    group: list[list[Operation]] = []
-
-    def closed() -> TransactionChunk:
-        if fixed is not None:
-            return RowChunk(number, first, group, fixed)
-        digest.update(_encode_operations(group))
-        return RowChunk(number, first, group, digest.hexdigest())
-
-    for operations in transactions:
-        group.append(operations)
-        for operation in operations:
-            size += _size(operation)
-        if len(group) >= CHUNK_TRANSACTIONS or size >= CHUNK_BYTES:
-            yield closed()
-            number, first, size, group = number + 1, first + len(group), 0, []
-    if group:
-        yield closed()
+def _chunks(
+    options: WriteOptions, batches: Iterable[pa.RecordBatch], fixed: str | None = None
+) -> Iterator[TransactionChunk]:
+    transactions = transactions_of(batches, options.transaction_key)
+    return chunks_of(transactions, _size, (CHUNK_BYTES, CHUNK_TRANSACTIONS), _encode_operations, fixed)
 
 
-def _size(operation: Operation) -> int:
-    if isinstance(operation, Write):
-        return len(operation.key) + len(operation.value)
-    if isinstance(operation, RangeDelete):
-        return len(operation.begin) + len(operation.end or b"")
-    return len(operation.key)
+def _size(operations: Iterable[Operation]) -> int:
+    size = 0
+    for each in operations:
+        if isinstance(each, RangeDelete):
+            size += len(each.begin) + len(each.end or b"")
+        else:
+            size += len(each.key) + (len(each.value) if isinstance(each, Write) else 0)
+    return size
 
 
 class _Sender:

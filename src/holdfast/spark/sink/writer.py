@@ -21,7 +21,7 @@ from holdfast.spark.runtime.processes import states_errors
 from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.runtime.tasks import running_task
 from holdfast.spark.sink.identity import MicroBatch, SentPartition, running_micro_batch, token_of
-from holdfast.spark.sink.record import Intent, WriteId, begin, finish, finish_empty, read_record, wanted_micro_batch
+from holdfast.spark.sink.record import Intent, WriteId, begin, finish, has_no_rows, read_record, wanted_micro_batch
 from holdfast.spark.sink.sending import digest_rows, open_client, send_now, send_staged, stage_partition
 from holdfast.spark.sink.stage import StagedPartition, find_manifest, open_stage
 from holdfast.spark.sink.store_task import check_store
@@ -119,8 +119,8 @@ class HoldfastStreamWriter(DataSourceStreamArrowWriter):
             raise _other_write(options)
         sent = [each.sent for each in written]
         with open_client(options) as client:
-            if all(part.is_read and not part.transactions for part in sent):
-                finish_empty(client, options, wanted, sent)
+            if has_no_rows(sent):
+                finish(client, options, wanted, sent)
                 return
             intent = begin(client, options, wanted, self._planned)
         _end(options, wanted, intent, written)
