@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructField, StructType
 
 from holdfast.spark.columns import QUEUE_COLUMNS, STORE_COLUMNS, spark_schema
@@ -34,7 +34,7 @@ from holdfast.spark.options import (
 )
 from holdfast.spark.runtime.processes import states_errors
 from holdfast.spark.runtime.refusals import bad_configuration
-from holdfast.spark.source.reading import BatchReader, PolledStream
+from holdfast.spark.source.reading import BatchReader
 
 if TYPE_CHECKING:  # the client of a service, which a read does not need
     from holdfast.spark.sink.writer import HoldfastBatchWriter, HoldfastStreamWriter
@@ -129,7 +129,7 @@ class HoldfastDataSource(DataSource):
             created["valueschema"] = type_text(options.typing.value.type)
         return schema_of_table(columns, created)
 
-    def reader(self, schema: StructType) -> BatchReader:
+    def reader(self, schema: StructType) -> DataSourceReader:
         """A batch reader. Raises: InvalidRequest, also when ``.schema(...)`` asked for other columns."""
         options = self._read(Mode.BATCH, schema)
         match options:
@@ -154,7 +154,7 @@ class HoldfastDataSource(DataSource):
 
                 return BatchReader(partial(plan_served, options), partial(served_rows, options))
 
-    def streamReader(self, schema: StructType) -> PolledStream[Any]:  # noqa: N802  Spark's name
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         """A stream reader. Raises: InvalidRequest, as ``reader``."""
         options = self._read(Mode.STREAM, schema)
         match options:

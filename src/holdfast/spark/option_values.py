@@ -1,7 +1,7 @@
 """What every option declares, and the parsers of their texts: (name, text) to a value, or InvalidRequest.
 
-A table of options is a data class: each field that an option fills declares the option, and so do the parts of a table
-that fill no field alone. Option names ignore case, as in Spark.
+The options of a read are the fields of data classes: each field declares the option that fills it, and ``declared``
+lists them. Option names ignore case, as in Spark.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 from urllib.parse import urlsplit
 
 import msgspec
+import pyarrow as pa
 
 from holdfast.commit.format.batch import ItemKind
 from holdfast.errors import InvalidRequest
 from holdfast.spark.columns import READABLE_KINDS, RowShape
 from holdfast.spark.positions import Position, QueuePosition, StorePosition
 from holdfast.spark.runtime.refusals import bad_configuration
+from holdfast.spark.typed.ddl import parse_schema
 from holdfast.values import VERSION_MAX, pairs_once
 
 DURATION_MS_MAX: Final = 24 * 60 * 60 * 1000
@@ -104,11 +106,15 @@ def option(
     return option_field
 
 
-def declared(kind: Any, *more: Option[Any]) -> Table:
-    """The options of the fields of ``kind``, its own before those that it inherits, and ``more``."""
-    ordered = sorted(fields(kind), key=lambda each: each.name not in kind.__annotations__)
-    own = (cast("Option[object]", each.metadata["option"]) for each in ordered if "option" in each.metadata)
-    return {each.name: each for each in (*own, *more)}
+def declared(*kinds: Any) -> Table:
+    """The options of the fields of these data classes; of each its own before those that it inherits."""
+    options: dict[str, Option[object]] = {}
+    for kind in kinds:
+        for each in sorted(fields(kind), key=lambda each: each.name not in kind.__annotations__):
+            if "option" in each.metadata:
+                wanted: Option[object] = each.metadata["option"]
+                options[wanted.name] = wanted
+    return options
 
 
 class GivenOptions:
@@ -277,6 +283,11 @@ stripped: Final = checked(str, "")
 kinds: Final = checked(_kinds, f"any of {', '.join(_KINDS)}")
 request_ids: Final = checked(_request_ids, "ids with commas, or a JSON array of them")
 matcher: Final = checked(_matcher, 'a matcher as a JSON object, such as {"kind": "drink"}')
+
+
+def schema(_name: str, text: str) -> pa.DataType:
+    """A type in SQL syntax."""
+    return parse_schema(text)
 
 
 def as_given(_name: str, text: str) -> str:

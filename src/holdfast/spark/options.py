@@ -40,7 +40,6 @@ from holdfast.spark.option_values import (
     option,
 )
 from holdfast.spark.positions import EARLIEST, LATEST, Position, QueuePosition, StorePosition
-from holdfast.spark.typed.ddl import parse_schema
 from holdfast.spark.typed.decode import Encoding, Format, Unfit
 from holdfast.spark.typed.infer import SAMPLE_MAX
 from holdfast.spark.typed.rows import Typing, key_after
@@ -61,7 +60,8 @@ TOKEN_LENGTH_MAX: Final = 512
 STORE_NAME_MAX: Final = 256
 _APPLICATION: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _KEYED: Final = frozenset({RowShape.OPERATIONS})
-_ROWS: Final = frozenset({RowShape.OPERATIONS, RowShape.TRANSACTIONS})
+_TRANSACTIONS: Final = frozenset({RowShape.TRANSACTIONS})
+_ROWS: Final = _KEYED | _TRANSACTIONS
 _PARTITION_BYTES: Final = parse.whole(PARTITION_BYTES_MIN, PARTITION_BYTES_MAX, "a number of bytes")
 _AFTER: Final = "read what comes after"
 
@@ -138,40 +138,40 @@ class ReadOptions:
         return {**COLUMNS[self.shape], **typed}
 
 
-_STARTING_VERSION: Final[Option[int | str]] = Option("startingVersion", parse.version(EARLIEST, LATEST), EARLIEST)
-_LOG_OFFSET: Final = parse.offset(Position, _AFTER, EARLIEST, LATEST)
-_STARTING_OFFSETS: Final[Option[Position | str]] = Option("startingOffsets", _LOG_OFFSET, EARLIEST)
-_END: Final = parse.offset(Position, "read up to it", LATEST)
-_ENDING_OFFSETS: Final[Option[Position | str]] = Option("endingOffsets", _END, LATEST, BATCH)
-_ENDING_VERSIONS: Final[tuple[Option[int | str], ...]] = (
-    Option("endingVersion", parse.version(LATEST), LATEST, BATCH),
-    Option("asOfVersion", parse.version(), LATEST, BATCH),
-    Option("versionAsOf", parse.version(), LATEST, BATCH),
-)
-_KEY_BOUNDS: Final = tuple(
-    Option(name, parse.as_given, "", shapes=_KEYED) for name in ("keyPrefix", "keyBegin", "keyEnd")
-)
-_KEY_ENCODING: Final = Option("keyEncoding", parse.one_of(KeyEncoding), KeyEncoding.UTF8, shapes=_KEYED)
-_PRECONDITIONS: Final = Option(
-    "includePreconditions", parse.boolean, default=False, shapes=frozenset({RowShape.TRANSACTIONS})
-)
-_FORMATS: Final = {
-    name: Option(f"{name}Format", parse.one_of(Format), Format.BINARY, shapes=_KEYED) for name in ("key", "value")
-}
-_SCHEMAS: Final = {
-    name: Option(f"{name}Schema", lambda _, text: parse_schema(text), None, shapes=_KEYED) for name in ("key", "value")
-}
-_UNFIT: Final = Option("unfit", parse.one_of(Unfit), Unfit.FAIL, shapes=_KEYED)
-LOG_OPTIONS: Final = declared(
-    ReadOptions, _STARTING_VERSION, _STARTING_OFFSETS, *_ENDING_VERSIONS, _ENDING_OFFSETS, *_KEY_BOUNDS, _KEY_ENCODING,
-    _PRECONDITIONS, *declared(Admission).values(), *_FORMATS.values(), *_SCHEMAS.values(), _UNFIT,
-)  # fmt: skip
+_BY_VERSION: Final = parse.version()
+
+
+@dataclass(frozen=True, slots=True)
+class LogTexts:
+    """The options of a read of a log that fill no field of ``ReadOptions`` alone."""
+
+    starting_version: int | str = option("startingVersion", parse.version(EARLIEST, LATEST), EARLIEST)
+    starting_offsets: Position | str = option(
+        "startingOffsets", parse.offset(Position, _AFTER, EARLIEST, LATEST), EARLIEST
+    )
+    ending_version: int | str = option("endingVersion", parse.version(LATEST), LATEST, BATCH)
+    as_of_version: int | str | None = option("asOfVersion", _BY_VERSION, None, BATCH)
+    version_as_of: int | str | None = option("versionAsOf", _BY_VERSION, None, BATCH)
+    ending_offsets: Position | str = option(
+        "endingOffsets", parse.offset(Position, "read up to it", LATEST), LATEST, BATCH
+    )
+    key_prefix: str | None = option("keyPrefix", parse.as_given, None, shapes=_KEYED)
+    key_begin: str | None = option("keyBegin", parse.as_given, None, shapes=_KEYED)
+    key_end: str | None = option("keyEnd", parse.as_given, None, shapes=_KEYED)
+    key_encoding: KeyEncoding | None = option("keyEncoding", parse.one_of(KeyEncoding), None, shapes=_KEYED)
+    preconditions: bool = option("includePreconditions", parse.boolean, default=False, shapes=_TRANSACTIONS)
+    key_format: Format | None = option("keyFormat", parse.one_of(Format), None, shapes=_KEYED)
+    key_schema: pa.DataType | None = option("keySchema", parse.schema, None, shapes=_KEYED)
+    value_format: Format | None = option("valueFormat", parse.one_of(Format), None, shapes=_KEYED)
+    value_schema: pa.DataType | None = option("valueSchema", parse.schema, None, shapes=_KEYED)
+    unfit: Unfit | None = option("unfit", parse.one_of(Unfit), None, shapes=_KEYED)
+
+
+LOG_OPTIONS: Final = declared(ReadOptions, LogTexts, Admission)
 ENDINGS: Final = (
     "endingVersion", "endingTimestamp", "endingOffsets", "asOfVersion", "versionAsOf", "timestampAsOf",
 )  # fmt: skip
 """Options that say where a batch ends: at most one of them."""
-_SHAPE: Final = Option("shape", parse.as_given, "")
-"""Of the shape ``messages``, which chooses the table of options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +187,7 @@ class MessageBounds:
     rows_max: int | None = option("maxRowsPerTrigger", parse.count, None, STREAM)
     bytes_max: int | None = option("maxBytesPerTrigger", parse.count, None, STREAM)
     poll_ms: int = option("pollInterval", parse.duration_ms, STORE_POLL_MS, STREAM)
+    shape: str = option("shape", parse.as_given, MESSAGES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,9 +262,14 @@ class ServedStoreOptions(MessageBounds):
     retry_ms: int = option("retryDuration", parse.duration_ms, SERVED_STORE_RETRY_MS)
 
 
-QUEUE_OPTIONS: Final = declared(MessageOptions, _SHAPE)
-STORE_OPTIONS: Final = declared(StoreOptions, _SHAPE)
-SERVED_STORE_OPTIONS: Final = declared(ServedStoreOptions, _SHAPE)
+QUEUE_OPTIONS: Final = declared(MessageOptions)
+STORE_OPTIONS: Final = declared(StoreOptions)
+SERVED_STORE_OPTIONS: Final = declared(ServedStoreOptions)
+
+
+def _first_of_table(name: str, text: str) -> int | None:
+    first = parse.version(EARLIEST, LATEST)(name, text)
+    return None if first == LATEST else 0 if first == EARLIEST else cast("int", first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +289,7 @@ class TableOptions:
     version_as_of: int | None = option("versionAsOf", parse.whole(0), None, BATCH)
     timestamp_as_of: datetime | None = option("timestampAsOf", parse.time, None, BATCH)
     target_partition_bytes: int = option("targetPartitionBytes", _PARTITION_BYTES, PARTITION_BYTES_DEFAULT)
-    starting_version: int | None = 0
+    starting_version: int | None = option("startingVersion", _first_of_table, 0, STREAM)
     skip_change_commits: bool = option("skipChangeCommits", parse.boolean, default=False, modes=STREAM)
     poll_ms: int = option("pollInterval", parse.duration_ms, TABLE_POLL_MS, STREAM)
     pushdown: bool = option("pushdown", parse.boolean, default=False, modes=BATCH)
@@ -291,8 +297,7 @@ class TableOptions:
     bytes_max: int | None = option("maxBytesPerTrigger", parse.count, None, STREAM)
 
 
-_FIRST_OF_TABLE: Final[Option[int | str]] = Option("startingVersion", parse.version(EARLIEST, LATEST), EARLIEST, STREAM)
-TABLE_OPTIONS: Final = declared(TableOptions, _FIRST_OF_TABLE)
+TABLE_OPTIONS: Final = declared(TableOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +310,8 @@ class WriteOptions:
     ``supersede`` continues although the record shows other progress. ``store`` is the message store that the rows go
     to; None: the log. The ``application`` then ends with ``@`` and the store, so each store has its own record.
     ``staging_location`` is the object store that keeps the rows until all of them are fixed; None: the service does.
-    ``direct``: tasks send their rows at once, so each try must have the same rows in the same order.
+    ``direct``: tasks send their rows at once, so each try must have the same rows in the same order. ``checkpoint`` and
+    ``query_name`` are Spark's own, which it passes on.
     """
 
     url: str = option("url", parse.service, "")
@@ -316,11 +322,11 @@ class WriteOptions:
     store: str | None = option("store", parse.as_given, None)
     staging_location: str | None = option("stagingLocation", parse.url, None)
     direct: bool = option("direct", parse.boolean, default=False)
+    checkpoint: str = option("checkpointLocation", parse.as_given, "", STREAM)
+    query_name: str = option("queryName", parse.as_given, "", STREAM)
 
 
-_OF_STREAMS: Final = tuple(Option(name, parse.as_given, "", STREAM) for name in ("checkpointLocation", "queryName"))
-"""Spark's own, which it passes on."""
-_WRITES: Final = declared(WriteOptions, *_OF_STREAMS)
+_WRITES: Final = declared(WriteOptions)
 WRITE_OPTIONS: Final[Table] = {name: each for name, each in _WRITES.items() if name != "store"}
 STORE_WRITE_OPTIONS: Final[Table] = {name: each for name, each in _WRITES.items() if name != "transactionKey"}
 
@@ -364,14 +370,15 @@ def parse_read_options(given: Mapping[str, str], mode: Mode | None = None) -> Re
     options.require_effect("read", mode, shape)
     options.require_one_of("where to start", "startingVersion", "startingTimestamp", "startingOffsets")
     options.require_one_of("where to stop", *ENDINGS)
-    starting, after, until = options[_STARTING_VERSION], options[_STARTING_OFFSETS], options[_ENDING_OFFSETS]
-    endings = [options[each] for each in _ENDING_VERSIONS]
+    texts = options.made(LogTexts)
+    starting, after, until = texts.starting_version, texts.starting_offsets, texts.ending_offsets
+    endings = (texts.ending_version, texts.as_of_version, texts.version_as_of)
     ending = next((each for each in endings if isinstance(each, int)), None)
     if isinstance(starting, int) and ending is not None and starting > ending:
         raise invalid("startingVersion", f"is above the ending version, {starting} > {ending}")
-    (key_begin, key_end), key_prefixes = _key_range(options)
-    columns = _columns(options, shape)
-    typing = _typing(options, columns)
+    (key_begin, key_end), key_prefixes = _key_range(texts)
+    columns = _columns(options, texts, shape)
+    typing = _typing(options, texts, columns)
     read = options.made(
         ReadOptions,
         columns=columns,
@@ -402,9 +409,7 @@ def parse_table_options(given: Mapping[str, str], mode: Mode | None = None) -> T
     options = GivenOptions(given, TABLE_OPTIONS, path_means="table")
     options.require_effect("read", mode)
     options.require_one_of("which version is read", "versionAsOf", "timestampAsOf")
-    starting = options[_FIRST_OF_TABLE]
-    first = None if starting == LATEST else 0 if starting == EARLIEST else starting
-    return options.made(TableOptions, starting_version=first)
+    return options.made(TableOptions)
 
 
 def parse_message_options(given: Mapping[str, str], mode: Mode | None = None) -> MessageOptions:
@@ -486,31 +491,30 @@ def parse_write_options(given: Mapping[str, str], mode: Mode) -> WriteOptions:
 # -- rules that need several options ----------------------------------------------------------------------------------
 
 
-def _columns(options: GivenOptions, shape: RowShape) -> tuple[str, ...]:
+def _columns(options: GivenOptions, texts: LogTexts, shape: RowShape) -> tuple[str, ...]:
     """The columns of a read of a log: those that are named, or those of its shape."""
-    if options[_PRECONDITIONS] and "columns" in options:
+    if texts.preconditions and "columns" in options:
         raise invalid("includePreconditions", "and columns both choose columns; name preconditions in columns")
-    also = ("preconditions",) if options[_PRECONDITIONS] else ()
-    default = (*default_columns(COLUMNS[shape]), *also)
+    default = (*default_columns(COLUMNS[shape]), *(("preconditions",) if texts.preconditions else ()))
     return options[Option("columns", parse.columns_of(COLUMNS[shape], f"shape={shape}"), default)]
 
 
-def _typing(options: GivenOptions, columns: Sequence[str]) -> Typing:
-    formats = {name: options[each] for name, each in _FORMATS.items()}
-    schemas = {name: options[each] for name, each in _SCHEMAS.items()}
+def _typing(options: GivenOptions, texts: LogTexts, columns: Sequence[str]) -> Typing:
+    value_schema = texts.value_schema
     if "infer" in options:
-        if formats["value"] not in (Format.JSON, Format.MSGPACK):
+        if texts.value_format not in (Format.JSON, Format.MSGPACK):
             raise invalid("infer", "needs valueFormat json or msgpack")
         options.require_one_of("which fields values have", "valueSchema", "infer")
-        schemas["value"] = pa.struct([])  # until values have been looked at
-    encodings = {name: Encoding.of(formats[name], schemas[name], name) for name in formats}
-    typing = Typing(encodings["key"], encodings["value"], options[_UNFIT])
+        value_schema = pa.struct([])  # until values have been looked at
+    key = Encoding.of(texts.key_format or Format.BINARY, texts.key_schema, "key")
+    value = Encoding.of(texts.value_format or Format.BINARY, value_schema, "value")
     for name in ("key", "value"):
         if f"{name}Format" in options and name not in columns:
             raise invalid(f"{name}Format", f"has no effect: option columns does not name {name}")
-    if "unfit" in options and typing.is_plain:
+    typing = Typing(key, value, texts.unfit or Unfit.FAIL)
+    if texts.unfit is not None and typing.is_plain:
         raise invalid("unfit", "has no effect without keyFormat or valueFormat")
-    if typing.unfit is Unfit.QUARANTINE:
+    if texts.unfit is Unfit.QUARANTINE:
         raise invalid("unfit", "is quarantine, which only a pipeline has; valid: fail, null")
     return typing
 
@@ -524,20 +528,21 @@ def _admission(options: GivenOptions) -> Admission:
     return admission
 
 
-def _key_range(options: GivenOptions) -> tuple[tuple[bytes, bytes | None], tuple[bytes, ...]]:
+def _key_range(texts: LogTexts) -> tuple[tuple[bytes, bytes | None], tuple[bytes, ...]]:
     """The range of keys that has all wanted ones, and the prefixes if there are several."""
-    bounds = {each.name: options[each] for each in _KEY_BOUNDS if each.name in options}
-    if "keyEncoding" in options and not bounds:
+    prefix, bounds = texts.key_prefix, (texts.key_begin, texts.key_end)
+    if texts.key_encoding is not None and prefix is None and bounds == (None, None):
         raise invalid("keyEncoding", "has no effect without keyPrefix, keyBegin or keyEnd")
-    key = parse.key_of(options[_KEY_ENCODING])
-    if "keyPrefix" in bounds:
-        if len(bounds) > 1:
+    key = parse.key_of(texts.key_encoding or KeyEncoding.UTF8)
+    if prefix is not None:
+        if bounds != (None, None):
             raise invalid("keyPrefix", "cannot be combined with keyBegin or keyEnd")
-        prefixes = tuple(sorted({key("keyPrefix", each) for each in parse.prefixes(bounds["keyPrefix"])}))
-        ends = [key_after(prefix) for prefix in prefixes]
+        prefixes = tuple(sorted({key("keyPrefix", each) for each in parse.prefixes(prefix)}))
+        ends = [key_after(each) for each in prefixes]
         last = None if None in ends else max(end for end in ends if end is not None)
         return (prefixes[0], last), prefixes if len(prefixes) > 1 else ()
-    begin, end = (key(name, bounds[name]) if name in bounds else None for name in ("keyBegin", "keyEnd"))
+    named = zip(("keyBegin", "keyEnd"), bounds, strict=True)
+    begin, end = (None if text is None else key(name, text) for name, text in named)
     if begin is not None and end is not None and begin >= end:
         raise invalid("keyBegin", "is not below keyEnd")
     return (begin or b"", end), ()
