@@ -32,8 +32,7 @@ from holdfast.commit.format.batch import Kind
 from holdfast.commit.leadership.evidence import Shown
 from holdfast.errors import Closed, Code, Fenced, InvalidRequest, Unavailable
 from holdfast.spark.bulk import leadership as module
-from holdfast.spark.bulk.job_address import JobAddress
-from holdfast.spark.bulk.leadership import JobLeadership, LeadershipOptions
+from holdfast.spark.bulk.leadership import JobAddress, JobLeadership, LeadershipOptions
 from holdfast.spark.ingest.ingest import CommitStream, Ingest, commit_stream
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.values import slot_text

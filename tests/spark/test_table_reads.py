@@ -21,9 +21,8 @@ from holdfast.spark import read_table
 from holdfast.spark.option_values import TableFilter
 from holdfast.spark.options import TableOptions
 from holdfast.spark.runtime.table_reads import GAP_BYTES, ByteRange, RangedParquet, TableReads
-from holdfast.spark.source.table import arrow_columns, plan, spark_columns, table_reader
+from holdfast.spark.source.table import arrow_columns, plan, rows, spark_columns, table_reader
 from holdfast.spark.source.table_filters import Test as RowTest
-from holdfast.spark.source.table_rows import rows
 
 FILES = 4
 ROWS = 8_000

@@ -14,8 +14,7 @@ from tests.spark.log_builder import random_log
 from holdfast.errors import CorruptData, InvalidRequest, NotFound
 from holdfast.spark import Latest, read_table, run_pipeline
 from holdfast.spark.options import TableOptions, parse_table_options
-from holdfast.spark.source.table import HoldfastTableStreamReader, arrow_columns, plan, spark_columns
-from holdfast.spark.source.table_rows import rows
+from holdfast.spark.source.table import HoldfastTableStreamReader, arrow_columns, plan, rows, spark_columns
 
 DAY = date(2026, 1, 1)
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)

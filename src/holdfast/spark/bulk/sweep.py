@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 import numba
 import numpy as np
 
-from holdfast.spark.bulk.problem import COMMITTED, REJECTED, Ordinals, Problem, States
+from holdfast.spark.bulk.resolve import COMMITTED, REJECTED, Ordinals, Problem, States
 from holdfast.spark.bulk.sequencing import Numbers
 
 Changes: TypeAlias = tuple[Numbers, Ordinals, Ordinals]

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.commit.format.batch import FIRST_SLOT, Header, ItemKind
 from holdfast.commit.reading.lineage import lineage_of
-from holdfast.commit.reading.reader import find_frontier, find_header
+from holdfast.commit.reading.reader import find_header
 from holdfast.errors import CorruptData
 from holdfast.objects.port import ObjectStore
 from holdfast.snapshots.manifest import Manifest
@@ -214,9 +214,7 @@ async def _step(
 
 async def _snapshot(store: ObjectStore, oldest: Header, until: int | None) -> Manifest | None:
     """The newest snapshot from which the log goes on, at or below ``until``."""
-    frontier = await find_frontier(store)
-    assert frontier is not None, "the log has objects"
-    head, claim = frontier
+    head, claim = await frontier_of(store)
     snapshot = await newest_snapshot(
         store, await lineage_of(store, claim), head.last_version if until is None else until
     )

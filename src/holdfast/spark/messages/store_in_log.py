@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, Self
 from holdfast.commit.format.batch import Header, StoresMode, decode_header, decode_records, object_name
 from holdfast.commit.reading.entries import Entries
 from holdfast.commit.reading.lineage import Lineage, lineage_of, log_mismatch
-from holdfast.commit.reading.reader import find_frontier, find_header
+from holdfast.commit.reading.reader import find_header, require_frontier
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.files.temporary_files import temporary_directory
 from holdfast.objects.port import ObjectStore
@@ -36,7 +36,7 @@ from holdfast.queue.format.page import decode_header as decode_page_header
 from holdfast.spark.positions import Position
 from holdfast.spark.runtime.refusals import bad_configuration, log_truncated
 from holdfast.spark.runtime.store_thread import StoreThread
-from holdfast.spark.source.chain import empty_log, require_log
+from holdfast.spark.source.chain import require_log
 from holdfast.spark.source.plan import OBJECT_COST_BYTES
 from holdfast.stores.checkpoint_objects import File, Manifest, list_versions, read_file, read_manifest
 from holdfast.stores.repair.reader import Brought, StoredMessage, StoreReader, StoreSoFar, messages_between
@@ -206,10 +206,7 @@ class StoreInLog:
 
     async def _frontier(self, store: ObjectStore) -> tuple[Header, Header, Lineage]:
         """The newest object, the newest claim, and the logs that the log goes back to."""
-        frontier = await find_frontier(store)
-        if frontier is None:
-            raise empty_log(store)
-        head, claim = frontier
+        head, claim = await require_frontier(store)
         lineage = await lineage_of(store, claim)
         if self.since is not None:
             require_log(lineage, self.since)

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ from holdfast.commit.format.batch import (
 from holdfast.commit.format.chain import broken
 from holdfast.commit.leadership.takeover import read_records
 from holdfast.commit.reading.lineage import Lineage, lineage_of
-from holdfast.commit.reading.reader import LeadershipWalk, find_frontier, find_header, newest_where
+from holdfast.commit.reading.reader import LeadershipWalk, find_header, newest_where, require_frontier
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import ObjectReader, ObjectStore
 from holdfast.spark.positions import Position
@@ -96,20 +96,18 @@ def require_log(lineage: Lineage | None, position: Position) -> None:
         return
     forked_at = lineage.forked_at.get(position.log_id or "")
     if forked_at is not None:
-        raise InvalidRequest(
-            "the offset is after the point at which this log was forked",
-            code=Code.ROLLED_BACK,
-            hint="begin a new query, with a new checkpoint and a new target, at or before forked_at",
-            offset_log_id=position.log_id,
-            log_id=lineage.log_id,
-            forked_at=forked_at,
-        )
+        message = "the offset is after the point at which this log was forked"
+        hint = "begin a new query, with a new checkpoint and a new target, at or before forked_at"
+    else:
+        message = "the offset belongs to another log than the one at this url"
+        hint = "the log was replaced: begin a new query with a new checkpoint and a new target"
     raise InvalidRequest(
-        "the offset belongs to another log than the one at this url",
-        code=Code.LOG_MISMATCH,
-        hint="the log was replaced: begin a new query with a new checkpoint and a new target",
+        message,
+        code=Code.LOG_MISMATCH if forked_at is None else Code.ROLLED_BACK,
+        hint=hint,
         offset_log_id=position.log_id,
         log_id=lineage.log_id,
+        forked_at=forked_at,
     )
 
 
@@ -309,8 +307,7 @@ LEADERSHIPS_MAX: Final = 256
 """Leaderships that a search goes back, with two reads each, before a listing is the shorter way."""
 
 
-@dataclass(frozen=True, slots=True)
-class LiveEnd:
+class LiveEnd(NamedTuple):
     """The newest live object, and the claim of its leader."""
 
     newest: Header
@@ -322,10 +319,7 @@ async def frontier_of(store: ObjectStore) -> LiveEnd:
 
     Raises: NotFound (``log_empty``), CorruptData, Unavailable.
     """
-    end = await find_frontier(store)
-    if end is None:
-        raise empty_log(store)
-    return LiveEnd(*end)
+    return LiveEnd(*await require_frontier(store))
 
 
 async def newest_before(store: ObjectStore, frontier: LiveEnd, reached: Callable[[Header], bool]) -> Header | None:

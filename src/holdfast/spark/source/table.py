@@ -5,6 +5,10 @@ store, so a table on S3 needs no Hadoop. The reader sees tables of Delta reader 
 keeps, and those of other writers without deletion vectors and column mapping. The option ``filters`` leaves out files
 and row groups by partition and statistics, then rows; with ``pushdown`` the filters of a query do, too (decision 0009).
 
+In a task the filtered columns are read first, and the others for those row groups alone in which a row passes. Memory:
+``FETCH_BYTES`` of packed row groups, and one row group as rows. Each query plans in a process of its own: what tasks
+alone need is imported inside their functions.
+
 A stream begins with the table as it is, then returns the files that later versions add. A version that removes rows
 raises InvalidRequest, unless ``skipChangeCommits`` leaves such versions out. An offset is ``{"version": 12, "table_id":
 "..."}``: everything up to that version has been returned. With ``"files": 3`` also the first three files of what comes
@@ -14,7 +18,7 @@ Source: the Delta transaction protocol, PROTOCOL.md of the delta-io project.
 """
 
 # deltalake and pyarrow ship few types, so the checker cannot know their classes; mypy checks the rest.
-# pyright: reportUnknownParameterType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
 
 from __future__ import annotations
 
@@ -22,27 +26,200 @@ import asyncio
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final, TypeAlias
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from pyspark.sql.datasource import Filter
+from pyspark.sql.datasource import Filter, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from holdfast.errors import NotFound
+from holdfast.errors import CorruptData, InvalidRequest, NotFound
 from holdfast.segments.table_location import open_table_reader, table_failure, table_location
 from holdfast.spark.options import TableOptions
 from holdfast.spark.positions import Given, Offset, TablePosition, offset_of, position_in
 from holdfast.spark.runtime.processes import states_errors
 from holdfast.spark.runtime.refusals import bad_configuration
+from holdfast.spark.runtime.tasks import grouped
 from holdfast.spark.source.reading import BatchReader, PolledStream
-from holdfast.spark.source.table_filters import pushed_tests, tests_of
-from holdfast.spark.source.table_rows import TablePartition, constant, packed, rows
+from holdfast.spark.source.table_filters import Test, pushed_tests, tests_of
+
+if TYPE_CHECKING:
+    from holdfast.spark.runtime.table_reads import RangedParquet, TableReads
+
+STATISTICS_ERROR: Final = timedelta(milliseconds=1)
+"""Writers may cut the times in a file's statistics to milliseconds."""
+
+
+class PlannedFile(NamedTuple):
+    """A file of the table: its path in the Delta log, its size in bytes, and the texts of its partition columns."""
+
+    path: str
+    size: int
+    partition: Mapping[str, str | None]
+
+
+@dataclass
+class TablePartition(InputPartition):
+    """Some files of a table, and what their rows are narrowed to."""
+
+    files: tuple[PlannedFile, ...]
+    tests: tuple[Test, ...] = ()
+
+
+def packed(files: Iterable[Mapping[str, Any]], tests: tuple[Test, ...], target_bytes: int) -> list[TablePartition]:
+    """The pieces of these files, without those that have no wanted row.
+
+    Shape: a file is a row with its statistics and partition values by dotted names.
+    """
+    wanted = (_planned(row) for row in files if all(_may_hold(row, test) for test in tests))
+    return [TablePartition(tuple(group), tests) for group in grouped(wanted, attrgetter("size"), target_bytes)]
+
+
+def _planned(row: Mapping[str, Any]) -> PlannedFile:
+    prefix = "partition."
+    partition = {name.removeprefix(prefix): _text(row[name]) for name in row if name.startswith(prefix)}
+    return PlannedFile(row["path"], row["size_bytes"], partition)
+
+
+def _may_hold(row: Mapping[str, Any], test: Test) -> bool:
+    partition = f"partition.{test.column}"
+    if partition in row:
+        value = row[partition]
+        return value is not None and test.may_hold(value, value)
+    lowest, highest = row.get(f"min.{test.column}"), row.get(f"max.{test.column}")
+    if isinstance(highest, datetime):
+        highest += STATISTICS_ERROR
+    return test.may_hold(lowest, highest)
+
+
+def _text(value: object) -> str | None:
+    """A partition's value as a Delta log writes it."""
+    if value is None or isinstance(value, str):
+        return value
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def rows(url: str, schema: pa.Schema, piece: TablePartition) -> Iterator[pa.RecordBatch]:
+    """The rows of these files of the table at ``url``, with ``schema``. A column that a file lacks is null in it.
+
+    Raises: NotFound (a vacuum has removed the file), CorruptData, InvalidRequest (a file has wider types),
+    Unavailable. Cost: the footer of each file, and the chunks of the wanted columns.
+    """
+    from holdfast.spark.runtime.table_reads import TableReads
+
+    with TableReads(url) as reads:
+        for file in piece.files:
+            for columns, count in _found(reads, file, schema, piece.tests):
+                yield from _as_asked(columns, count, file, schema).to_batches()
+
+
+def _found(
+    reads: TableReads, planned: PlannedFile, schema: pa.Schema, tests: Sequence[Test]
+) -> Iterator[tuple[pa.Table, int]]:
+    """The wanted rows of a file, one row group after the other: the columns that it has, and the number of rows."""
+    from holdfast.spark.runtime.table_reads import RangedParquet
+
+    tests = [test for test in tests if test.column not in planned.partition]
+    try:
+        # The Delta log has paths as URLs.
+        file = RangedParquet(partial(reads.ranges, unquote(planned.path)), planned.size)
+        if any(test.column not in file.schema.names for test in tests):
+            return  # the column is null in this file
+        names = [name for name in schema.names if name in file.schema.names and name not in planned.partition]
+        if not names and not tests:
+            yield pa.table({}), sum(file.rows_in(group) for group in file.groups)
+            return
+        groups = [each for each in file.groups if all(test.may_hold(*file.bounds(each, test.column)) for test in tests)]
+        for run in file.runs(groups, list(dict.fromkeys([*_tested(tests), *names]))):
+            yield from _of_run(file, planned, run, names, tests)
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptData("a file of the table is damaged", path=planned.path, cause=str(error)[:300]) from error
+
+
+def _of_run(
+    file: RangedParquet, planned: PlannedFile, run: Sequence[int], asked: Sequence[str], tests: Sequence[Test]
+) -> Iterator[tuple[pa.Table, int]]:
+    if not tests:
+        file.fetch(run, asked)
+        for group in run:
+            yield file.read(group, asked), file.rows_in(group)
+        return
+    tested = _tested(tests)
+    file.fetch(run, tested)
+    passing: list[tuple[int, pa.ChunkedArray, pa.Table]] = []
+    for group in run:
+        looked_at = file.read(group, tested)
+        mask = _mask(tests, looked_at, planned)
+        passing_rows = looked_at.filter(mask)
+        if passing_rows.num_rows:
+            passing.append((group, mask, passing_rows))
+    others = [name for name in asked if name not in tested]
+    file.fetch([group for group, _, _ in passing], others)
+    for group, mask, passing_rows in passing:
+        columns = passing_rows.select([name for name in asked if name in tested])
+        if others:
+            rest = file.read(group, others).filter(mask)
+            for name in others:
+                columns = columns.append_column(rest.schema.field(name), rest[name])
+        yield columns, passing_rows.num_rows
+
+
+def _tested(tests: Sequence[Test]) -> list[str]:
+    return list(dict.fromkeys(test.column for test in tests))
+
+
+def _mask(tests: Sequence[Test], looked_at: pa.Table, file: PlannedFile) -> pa.ChunkedArray:
+    """Which rows pass all tests."""
+    import pyarrow.compute as pc
+
+    mask = None
+    for test in tests:
+        try:
+            passed = test.passes(looked_at[test.column])
+        except pa.ArrowInvalid as error:
+            raise _wider(file, error) from error
+        mask = passed if mask is None else pc.call_function("and", [mask, passed])
+    assert mask is not None, "asked for with tests only"
+    return mask
+
+
+def _as_asked(found: pa.Table, count: int, file: PlannedFile, schema: pa.Schema) -> pa.Table:
+    """The rows with the columns of ``schema``."""
+    try:
+        columns = [
+            constant(file.partition[field.name], field.type, count)
+            if field.name in file.partition
+            else found[field.name].cast(field.type)
+            if field.name in found.column_names
+            else pa.nulls(count, field.type)
+            for field in schema
+        ]
+    except pa.ArrowInvalid as error:
+        raise _wider(file, error) from error
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def constant(text: str | None, kind: pa.DataType, count: int) -> pa.Array:
+    """``count`` times a partition's value."""
+    value = pa.scalar(None, kind) if text is None else pa.array([text], pa.string()).cast(kind)[0]
+    return pa.repeat(value, count)
+
+
+def _wider(file: PlannedFile, error: Exception) -> InvalidRequest:
+    return bad_configuration(
+        "a file of the table has wider types than the query began with",
+        hint="start the query again; a stream also needs a new checkpoint",
+        path=file.path,
+        cause=str(error)[:300],
+    )
+
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -50,13 +227,12 @@ BEFORE_FIRST: Final = -1
 """The version of a stream that has not returned the table as it was at its start."""
 
 
-@dataclass(frozen=True, slots=True)
-class Addition:
-    """Files that come next in a stream, in their order: those after ``begin``, and ``end`` when all are returned."""
+Addition: TypeAlias = tuple[TablePosition, Row | None]
+"""A file that comes next in a stream, and the place after it; no file: a version that adds none."""
 
-    begin: TablePosition
-    rows: Sequence[Row]
-    end: TablePosition
+
+def _place(position: TablePosition) -> tuple[int, int]:
+    return position.version, position.files
 
 
 def end_of_batch(
@@ -64,37 +240,24 @@ def end_of_batch(
 ) -> TablePosition:
     """Where a micro-batch from ``start`` ends: within the bounds, but after at least one file if there is one.
 
-    >>> first, second = TablePosition(0, "x"), TablePosition(1, "x")
-    >>> one = Addition(first, [{"size_bytes": 5}, {"size_bytes": 5}], second)
-    >>> end_of_batch(first, [one], 1, None).files, end_of_batch(TablePosition(0, "x", 1), [one], 1, None) == second
-    (1, True)
+    >>> places = TablePosition(0, "x", 1), TablePosition(1, "x")
+    >>> files = [(place, {"size_bytes": 5}) for place in places]
+    >>> end_of_batch(TablePosition(0, "x"), files, 1, None) == places[0], end_of_batch(places[0], files[1:], 1, None)
+    (True, TablePosition(version=1, table_id='x', files=0, base=None))
     """
     files = size = 0
-    place = start
-    for each in additions:
-        done = start.files if each.begin.version == start.version else 0
-        for index, row in enumerate(each.rows[done:], done):
+    end = start
+    for place, row in additions:
+        if row is not None:
             size += row["size_bytes"]
             is_over = (files_max is not None and files >= files_max) or (bytes_max is not None and size > bytes_max)
             if files and is_over:
-                return msgspec.structs.replace(each.begin, files=index) if index else place
+                break
             files += 1
-        place = each.end
-        if each.begin.version == BEFORE_FIRST:
+        end = place
+        if start.version == BEFORE_FIRST != end.version:
             break  # what the table was is returned whole, even if a later version cannot be
-    return place
-
-
-def rows_between(start: TablePosition, end: TablePosition, additions: Iterable[Addition]) -> list[Row]:
-    """The files from one place to another."""
-    rows: list[Row] = []
-    for each in additions:
-        done = start.files if each.begin.version == start.version else 0
-        if each.end.version <= end.version:
-            rows += each.rows[done:]
-        elif each.begin.version == end.version:
-            rows += each.rows[done : end.files]
-    return rows
+    return end
 
 
 READER_VERSION_MAX: Final = 1
@@ -225,29 +388,38 @@ class HoldfastTableStreamReader(PolledStream[int]):
         removed), InvalidRequest (a version removes rows).
         """
         begin, last = position_in(start, TablePosition), position_in(end, TablePosition)
-        if (begin.version, begin.files) >= (last.version, last.files):
+        if _place(begin) >= _place(last):
             return []
         base = last.version if last.base is None else last.base
         newest = base if begin.version == BEFORE_FIRST and begin.base is None else last.version + bool(last.files)
-        files = rows_between(begin, last, self._additions(begin, newest))
+        additions = self._additions(begin, newest)
+        files = [row for place, row in additions if row is not None and _place(place) <= _place(last)]
         schema = _schema_of(open_table(self._options.table, base if begin.version == BEFORE_FIRST else None))
         return packed(files, tests_of(self._options.filters, schema), self._options.target_partition_bytes)
 
     def _additions(self, begin: TablePosition, newest: int) -> Iterator[Addition]:
         """What comes after a place: the table as it was at the start of the stream, then what each version adds."""
-        version, table_id = begin.version, begin.table_id
+        version = begin.version
         if version == BEFORE_FIRST:
-            base = newest if begin.base is None else begin.base
-            table = open_table(self._options.table, base)
+            version = newest if begin.base is None else begin.base
+            table = open_table(self._options.table, version)
             _require_same(table, begin)
-            yield Addition(TablePosition(BEFORE_FIRST, table_id, 0, base), _files(table), TablePosition(base, table_id))
-            version = base
+            before = TablePosition(BEFORE_FIRST, begin.table_id, begin.files, version)
+            yield from _after(before, _files(table), version)
         if version >= newest:
             return
         schema = _schema_of(open_table(self._options.table))
         for each in range(version + 1, newest + 1):
+            files = begin.files if each == begin.version + 1 else 0
             added = asyncio.run(_added(self._options, schema, each))
-            yield Addition(TablePosition(each - 1, table_id), added, TablePosition(each, table_id))
+            yield from _after(TablePosition(each - 1, begin.table_id, files), added, each)
+
+
+def _after(before: TablePosition, rows: Sequence[Row], version: int) -> Iterator[Addition]:
+    """The files of a version after a place in it, and the end of the version after the last."""
+    for index in range(before.files, len(rows) - 1):
+        yield msgspec.structs.replace(before, files=index + 1), rows[index]
+    yield TablePosition(version, before.table_id), rows[-1] if before.files < len(rows) else None
 
 
 def _require_same(table: DeltaTable, position: TablePosition) -> None:
