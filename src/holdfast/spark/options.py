@@ -541,8 +541,9 @@ def _key_range(texts: LogTexts) -> tuple[tuple[bytes, bytes | None], tuple[bytes
         ends = [key_after(each) for each in prefixes]
         last = None if None in ends else max(end for end in ends if end is not None)
         return (prefixes[0], last), prefixes if len(prefixes) > 1 else ()
-    named = zip(("keyBegin", "keyEnd"), bounds, strict=True)
-    begin, end = (None if text is None else key(name, text) for name, text in named)
+    begin, end = (
+        None if text is None else key(name, text) for name, text in zip(("keyBegin", "keyEnd"), bounds, strict=True)
+    )
     if begin is not None and end is not None and begin >= end:
         raise invalid("keyBegin", "is not below keyEnd")
     return (begin or b"", end), ()

@@ -346,8 +346,8 @@ def _files(table: DeltaTable) -> list[dict[str, Any]]:
 
 def table_reader(options: TableOptions, schema: pa.Schema) -> BatchReader:
     """The reader of one batch of a table."""
-    planned, wanted = partial(plan, options, schema.names), partial(rows, options.table, schema)
-    return BatchReader(planned, wanted, pushdown=options.pushdown)
+    read = partial(rows, options.table, schema)
+    return BatchReader(partial(plan, options, schema.names), read, pushdown=options.pushdown)
 
 
 @states_errors
