@@ -1,9 +1,9 @@
 """Mutants of the modules that decide about rights and data: each must be noticed by the fast tests of its group.
 
-Run by ``make mutate``; ``make mutate GROUPS="rights cursors"`` runs some groups. The tool is mutmut: it changes one
-expression of one function at a time. A mutant that no test notices survives. ``scripts/mutants_that_survive.toml``
-gives each survivor its reason; one without a reason, and a reason whose mutant is noticed, are failures. So is a group
-that is not done within ``--minutes``.
+Run by ``make mutate``; ``make mutate MUTATE_FLAGS="rights cursors"`` runs some groups. The tool is mutmut: it changes
+one expression of one function at a time. A mutant that no test notices survives.
+``scripts/mutants_that_survive.toml`` gives each survivor its reason; one without a reason, and a reason whose mutant is
+noticed, are failures. So is a group that is not done within ``--minutes``.
 
 mutmut works in a folder of its own, ``.mutants/GROUP``. It changes neither decorated functions, such as properties, nor
 what a module executes when it is imported, such as tables.
@@ -51,7 +51,8 @@ GROUPS = {
         ),
         (
             "tests/unit/server/test_ended_tokens.py", "tests/unit/server/test_refusals_of_rights.py",
-            "tests/unit/stores/test_permissions.py", "tests/unit/test_browsers.py",
+            "tests/unit/server/test_rights_watch.py", "tests/unit/stores/test_permissions.py",
+            "tests/unit/test_browsers.py",
         ),
     ),
     "retention": Group(

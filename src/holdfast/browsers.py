@@ -72,8 +72,8 @@ class BrowserGuard:
         """
         if origin is not None:
             scheme, _, page = origin.strip().lower().partition("://")
-            usual = _USUAL_PORT.get(scheme, "")
-            if not page or not usual:
+            usual = _USUAL_PORT.get(scheme)
+            if usual is None or not page:
                 return False
             page = page.removesuffix(usual)
             if page in self.origins:

@@ -78,6 +78,7 @@ def test_a_place_with_ports_serves_what_it_lists_alone(host: str, is_served: boo
         ("localhost:8080", "ftp://localhost:8080", None, False),
         ("XXXX", "ftp://XXXX", None, False),
         ("localhost:8080", "http://a://localhost:8080", None, False),
+        ("a://b", "http://a://b", None, True),
         (":80localhost", "http://localhost", None, False),
         ("localhost", "http://:80localhost", None, False),
     ],

@@ -104,11 +104,14 @@ def test_a_log_has_a_border_for_each_need() -> None:
         "past": Hold(from_version=30, expires_ms=NOW.time_ms, expires_lived_ms=NOW.lived_ms),
         "here": Hold(from_version=31, expires_ms=NOW.time_ms + 1, expires_lived_ms=NOW.lived_ms),
     }
-    content = Content({"a": Policy(keep_from_version=20), "b": Policy(max_bytes=77)}, holds, 0)
+    content = Content(
+        {"a": Policy(keep_from_version=20), "b": Policy(max_bytes=77), "c": Policy(max_age_seconds=2.5)}, holds, 0
+    )
     jobs = [JobHold("j", 50, 60), JobHold("k", 51, 60)]
     needs = Needs(snapshot=10, min_age_ms=1_000.0, segments=40, stores=45, jobs=jobs)
     young = Border.of_age(NOW, 1_000.0, below=10, above=WATERMARK + SPAN_MAX)
-    always = [young, Border(below=20), Border(above=9), Border(below=32), JobBorder(jobs[0], NOW)]
+    aged = Border.of_age(NOW, 2_500.0)
+    always = [young, Border(below=20), Border(above=9), aged, Border(below=32), JobBorder(jobs[0], NOW)]
 
     def borders(needs: Needs, content: Content = content) -> list[Border | JobBorder] | None:
         return borders_of(content, needs, watermark=WATERMARK, now=NOW, bytes_border={77: 9})
@@ -119,7 +122,7 @@ def test_a_log_has_a_border_for_each_need() -> None:
     assert borders(replace(needs, segments=0, stores=NOTHING)) == [*always, Border(below=1), Border(below=0)]
     assert borders(replace(needs, snapshot=None)) is None
     assert borders(needs, Content({}, holds, 0)) is None
-    assert borders(needs, Content({**content.policies, "c": Policy(keep="everything")}, holds, 0)) is None
+    assert borders(needs, Content({**content.policies, "d": Policy(keep="everything")}, holds, 0)) is None
 
 
 # ---- where the borders cut a log -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import sha256
+from typing import Any
 
 import pytest
 
@@ -126,15 +127,22 @@ def test_what_a_token_shows_of_its_caller(tokens: Authenticator) -> None:
     digest = sha256(WRITER[7:]).digest()
     assert [tokens.name_of(header) for header in (WRITER, UNKNOWN, None)] == [f"write#{digest.hex()[:8]}", "", ""]
     assert tokens.client_of(WRITER, ("10.0.0.7", 1)) == digest and tokens.client_of(None, ("10.0.0.7", 1)) == b""
+    assert tokens.client_of(b"Basic" + READER[6:], None) == b""
+
+
+def test_a_token_is_not_looked_up_for_its_end_where_none_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Authenticator({READER.decode()[7:]: Role.READ})
+    monkeypatch.delattr(auth, "sha256")
+    assert service.until_of(READER) is None
 
 
 def test_tokens_are_replaced_and_counted_and_a_service_with_tokens_keeps_some(tokens: Authenticator) -> None:
-    before = tokens.generation
+    assert tokens.generation == 0
     tokens.replace({UNKNOWN.decode()[7:]: Role.ADMIN})
-    assert tokens.generation == before + 1 and not tokens.expires
+    assert tokens.generation == 1 and not tokens.expires
     assert tokens.problem_with(UNKNOWN, Role.ADMIN) is None
     assert refusal_of(tokens.problem_with(READER, Role.READ)) == NO_TOKEN
-    with pytest.raises(AssertionError, match="a service is neither opened nor closed while it runs"):
+    with pytest.raises(AssertionError, match=r"^a service is neither opened nor closed while it runs"):
         tokens.replace({})
 
 
@@ -402,6 +410,20 @@ def test_with_permissions_a_user_or_an_administrator_of_the_service_is_needed() 
     )
     nobody = StoreAccess(Authenticator({}), lambda: PERMISSIONS)
     assert refusal_of(nobody.problem_with(admin, Right.ADMINISTER)) == NO_TOKEN
+
+
+def test_the_users_of_one_definition_are_read_once() -> None:
+    readings: list[None] = []
+
+    class Users(dict[str, User]):
+        def items(self) -> Any:
+            readings.append(None)
+            return super().items()
+
+    force = Permissions(True, Users(PERMISSIONS.users), PERMISSIONS.roles)
+    access = StoreAccess(Authenticator({}), lambda: force)
+    assert [access.user_of(UNKNOWN) for _ in range(3)] == ["ann"] * 3
+    assert len(readings) == 1
 
 
 def test_permissions_that_were_replaced_count_at_once() -> None:

@@ -10,7 +10,12 @@ from holdfast.server.stores.access import StoreAccess
 from holdfast.server.stores.routes import store_routes
 from holdfast.stores.definitions.cluster import definition_of
 from holdfast.stores.definitions.permissions import CLUSTER, OPEN, Permissions, Right, permissions_document, token_hash
+from holdfast.stores.definitions.reader import NAME_RULE
 from holdfast.stores.values import commands
+
+TOKEN_RULE = "at least 16 printable characters without a space"
+HASH_RULE = "the 64 hexadecimal digits of a token's SHA-256"
+RIGHTS_RULE = "a list of publish, subscribe, browse, administer"
 
 ROLES = {
     "trader": {"stores": {"orders": ["publish", "subscribe"], "quotes-*": ["subscribe"]}},
@@ -114,22 +119,52 @@ def test_a_user_without_a_token_can_be_nobody() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"users": {}}, "permissions.enabled: true only where some user with a token may administer the cluster"),
-        ({"users": USERS | {"x": {"roles": ["no"]}}}, "permissions.users.x.roles: roles that are defined, not 'no'"),
-        ({"users": USERS | {"x": {"token": "short"}}}, "permissions.users.x.token: at least 16"),
-        ({"users": USERS | {"x": {"token_sha256": "ab"}}}, "permissions.users.x.token_sha256: the 64 hexadecimal"),
-        ({"users": USERS | {"x": {"token": "ann-has-this-token"}}}, "permissions.users.x: a token of one user"),
-        ({"roles": ROLES | {"x": {"stores": {"a*b": ["browse"]}}}}, "permissions.roles.x.stores.a*b: the name of"),
-        ({"roles": ROLES | {"x": {"stores": {"a": ["write"]}}}}, "permissions.roles.x.stores.a: a list of publish"),
-        ({"roles": ROLES | {"x": {"cluster": "all"}}}, "permissions.roles.x.cluster: a list"),
-        ({"enable": True}, "permissions.enable: there is no such parameter; did you mean enabled?"),
+        ({"users": {}}, "enabled: true only where some user with a token may administer the cluster"),
+        ({"users": USERS | {"x": {"roles": ["no"]}}}, "users.x.roles: roles that are defined, not 'no'"),
+        ({"users": USERS | {"x": {"roles": "no"}}}, "users.x.roles: a list of names of roles, not 'no'"),
+        ({"users": USERS | {"x": {"roles": ["-"]}}}, f"users.x.roles: the name of a role is {NAME_RULE} given='-'"),
+        ({"users": USERS | {"-": {}}}, f"users: the name of a user is {NAME_RULE} given='-'"),
+        ({"roles": ROLES | {"-": {}}}, f"roles: the name of a role is {NAME_RULE} given='-'"),
+        ({"users": USERS | {"x": {"token": "short"}}}, f"users.x.token: {TOKEN_RULE}"),
+        ({"users": USERS | {"x": {"token": "short of one cha"}}}, f"users.x.token: {TOKEN_RULE}"),
+        ({"users": USERS | {"x": {"token": "short-of-one-ch"}}}, f"users.x.token: {TOKEN_RULE}"),
+        ({"users": USERS | {"x": {"token": "short\x7fof-one-cha"}}}, f"users.x.token: {TOKEN_RULE}"),
+        ({"users": USERS | {"x": {"token": "short-of-\u00f6ne-cha"}}}, f"users.x.token: {TOKEN_RULE}"),
+        ({"users": USERS | {"x": {"token_sha256": "ab"}}}, f"users.x.token_sha256: {HASH_RULE}"),
+        (
+            {"users": USERS | {"x": {"token": "a-long-random-token", "token_sha256": "0" * 64}}},
+            "users.x.token: given either so or as token_sha256",
+        ),
+        (
+            {"users": USERS | {"x": {"token": "ann-has-this-token"}}},
+            "users.x: a token of one user, and ann has the same",
+        ),
+        (
+            {"roles": ROLES | {"x": {"stores": {"a*b": ["browse"]}}}},
+            "roles.x.stores.a*b: the name of a store, a prefix with * at its end, or *, not 'a*b'",
+        ),
+        (
+            {"roles": ROLES | {"x": {"stores": {"a": ["browse", "write"]}}}},
+            f"roles.x.stores.a: {RIGHTS_RULE}, not ['browse', 'write']",
+        ),
+        ({"roles": ROLES | {"x": {"stores": {"a": "browse"}}}}, "roles.x.stores.a: a list, not 'browse'"),
+        ({"roles": ROLES | {"x": {"cluster": "all"}}}, "roles.x.cluster: a list, not 'all'"),
+        ({"roles": ROLES | {"x": {"cluster": ["all"]}}}, f"roles.x.cluster: {RIGHTS_RULE}, not ['all']"),
+        ({"roles": ROLES | {"x": {"cluster": [7]}}}, f"roles.x.cluster: {RIGHTS_RULE}, not [7]"),
+        ({"enable": True}, "enable: there is no such parameter; did you mean enabled?"),
     ],
 )
 def test_wrong_permissions_are_named_by_their_path(changes: dict[str, object], said: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         permissions(**changes)
-    assert said in str(refused.value)
+    assert refused.value.message == f"the definition has 1 problem: permissions.{said}"
     assert "short" not in str(refused.value)
+
+
+def test_permissions_are_off_until_they_are_enabled_and_a_token_of_the_least_length_is_one() -> None:
+    read = definition_of({"permissions": {"users": {"x": {"token": "0123456789abcde~"}}}}).permissions
+    assert not read.enabled and read.allows(None, Right.ADMINISTER)
+    assert read.user_of("0123456789abcde~") == "x"
 
 
 def test_every_command_of_a_client_needs_a_right_on_every_route() -> None:

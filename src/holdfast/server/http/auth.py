@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import sha256
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 
 from holdfast.errors import Code, HoldfastError, PermissionDenied
 from holdfast.server.http.key_scope import EVERYTHING, NOTHING, KeyScope
@@ -75,8 +75,7 @@ class Authenticator:
         """
         if not self.required or role is Role.OPEN:
             return None
-        digest = _digest_of(authorization)
-        held = None if digest is None else self._grants.get(digest)
+        held = self._grants.get(token_digest(authorization))
         if held is None:
             return PermissionDenied("a valid bearer token is needed", code=Code.UNAUTHENTICATED, hint=TOKEN_HINT)
         if held.until is not None and time.time() >= held.until:
@@ -92,7 +91,7 @@ class Authenticator:
         return not self.required or self._valid(authorization) is not None
 
     def _valid(self, authorization: bytes | None) -> Grant | None:
-        held = self._grants.get(_digest_of(authorization) or b"")
+        held = self._grants.get(token_digest(authorization))
         return held if held is not None and (held.until is None or time.time() < held.until) else None
 
     def scope_of(self, authorization: bytes | None) -> KeyScope:
@@ -104,23 +103,26 @@ class Authenticator:
 
     def until_of(self, authorization: bytes | None) -> float | None:
         """When the caller's token expires, as Unix time in seconds; None for a token without an end, or for none."""
-        held = self._grants.get(_digest_of(authorization) or b"") if self.expires else None
+        held = self._grants.get(token_digest(authorization)) if self.expires else None
         return None if held is None else held.until
 
     def name_of(self, authorization: bytes | None) -> str:
         """The name of the caller's token for people: its role and the first 8 digits of its SHA-256; empty without one.
         They do not reveal the token, and its owner can compute them.
         """
-        digest = _digest_of(authorization)
-        held = None if digest is None else self._grants.get(digest)
-        return "" if held is None or digest is None else f"{held.role.name.lower()}#{digest.hex()[:8]}"
+        digest = token_digest(authorization)
+        held = self._grants.get(digest)
+        return "" if held is None else f"{held.role.name.lower()}#{digest.hex()[:8]}"
 
     def client_of(self, authorization: bytes | None, peer: object) -> ClientKey:
         """The client for limits: its token, or without tokens the address of ``peer``. Unix sockets are one client."""
         if self.required:
-            return _digest_of(authorization) or b""
-        host: object = cast("tuple[object, ...]", peer)[0] if isinstance(peer, tuple) and peer else None
-        return host if isinstance(host, str) else "unix"
+            return token_digest(authorization)
+        match peer:
+            case (str(host), *_):
+                return host
+            case _:
+                return "unix"
 
 
 class HeldRight:
@@ -163,9 +165,12 @@ class HeldRight:
         return problem
 
 
-def _digest_of(authorization: bytes | None) -> bytes | None:
-    scheme, _, token = (authorization or b"").partition(b" ")
-    return sha256(token.strip()).digest() if scheme.lower() == b"bearer" else None
+def token_digest(authorization: bytes | None) -> bytes:
+    """The SHA-256 of the bearer token in this header. Without one it is empty, which is the digest of no token."""
+    if authorization is None:
+        return b""
+    scheme, _, token = authorization.partition(b" ")
+    return sha256(token.strip()).digest() if scheme.lower() == b"bearer" else b""
 
 
 LOOK_SECONDS: Final = 0.5
@@ -198,14 +203,12 @@ class RightsWatch:
         """Those that came after the last look: tokens may have been replaced between their head and their start."""
         self._bases: list[Callable[[], object]] = []
         self._known: list[object] = []
-        self._generation = -1
         self._timer: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Future[object]] = set()
 
     def also(self, basis: Callable[[], object]) -> None:
-        """Ask the open acts, too, when ``basis`` returns another object: rights do not come from tokens alone."""
+        """Ask the open acts, too, when ``basis`` returns another value: rights do not come from tokens alone."""
         self._bases.append(basis)
-        self._known.append(None)
 
     def add(self, act: OpenAct) -> None:
         """Watch it until ``discard``."""
@@ -220,17 +223,15 @@ class RightsWatch:
 
     def _look(self) -> None:
         self._timer = self._loop.call_later(LOOK_SECONDS, self._look) if self._acts else None
-        new, self._new = self._new, {}
-        known = [basis() for basis in self._bases]
-        same = all(new is old for new, old in zip(known, self._known, strict=True))
-        same = same and self._generation == self._authenticator.generation and not self._authenticator.expires
-        self._generation, self._known = self._authenticator.generation, known
-        for act in new if same else list(self._acts):
+        known = [self._authenticator.generation, *(basis() for basis in self._bases)]
+        same = known == self._known and not self._authenticator.expires
+        acts, self._new, self._known = self._new if same else dict(self._acts), {}, known
+        for act in acts:
             if act in self._acts and (problem := act.problem()) is not None:
                 self._end(act, problem)
 
     def _end(self, act: OpenAct, problem: HoldfastError) -> None:
-        self._acts.pop(act, None)
+        del self._acts[act]
         ending = act.end_for(problem)
         if ending is not None:  # not waited for: a peer that reads nothing keeps no other act open
             task = asyncio.ensure_future(ending, loop=self._loop)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from hashlib import sha256
 from typing import Final
 
 from holdfast.errors import Code, HoldfastError, PermissionDenied
-from holdfast.server.http.auth import TOKEN_HINT, Authenticator, HeldRight, Role
+from holdfast.server.http.auth import TOKEN_HINT, Authenticator, HeldRight, Role, token_digest
 from holdfast.server.http.responses import without_traceback
 from holdfast.stores.definitions.permissions import CLUSTER, Permissions, Right
 from holdfast.stores.definitions.reader import STATISTICS
@@ -80,7 +79,4 @@ class StoreAccess:
         if permissions is not self._known:
             self._known = permissions
             self._users = {user.token_sha256: name for name, user in permissions.users.items() if user.token_sha256}
-        scheme, _, token = (authorization or b"").partition(b" ")
-        if scheme.lower() != b"bearer":
-            return None
-        return self._users.get(sha256(token.strip()).hexdigest())
+        return self._users.get(token_digest(authorization).hex())

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
-from typing import Final, cast
+from typing import Final
 
 from holdfast.errors import PermissionDenied
 from holdfast.stores.definitions.reader import STATISTICS, FieldReader, is_name
@@ -92,8 +92,7 @@ class Permissions:
         """Whether ``user`` (None: nobody known) has ``right`` on ``store``, by default on the cluster."""
         if not self.enabled:
             return True
-        known = self.users.get(user) if user is not None else None
-        if known is None:
+        if user is None or (known := self.users.get(user)) is None:
             return False
         return any(role.grants(right, store) for name in known.roles if (role := self.roles.get(name)) is not None)
 
@@ -164,20 +163,20 @@ def _read_user(name: str, reader: FieldReader, roles: Mapping[str, StoreRole]) -
 def _read_role(name: str, reader: FieldReader) -> StoreRole:
     stores: dict[str, frozenset[Right]] = {}
     section = reader.section("stores")
-    for pattern, value in section.entries().items():
+    for pattern in section.entries():
         if pattern not in ("*", STATISTICS) and not is_name(pattern.removesuffix("*")):
             section.problem(pattern, "the name of a store, a prefix with * at its end, or *", pattern)
-        stores[pattern] = _read_rights(section, pattern, value)
-    cluster = _read_rights(reader, "cluster", reader.list_of("cluster"))
+        stores[pattern] = _read_rights(section, pattern)
+    cluster = _read_rights(reader, "cluster")
     reader.finish()
     return StoreRole(name, stores, cluster)
 
 
-def _read_rights(reader: FieldReader, name: str, value: object) -> frozenset[Right]:
-    items = cast("list[object]", value) if isinstance(value, list) else [value]
+def _read_rights(reader: FieldReader, name: str) -> frozenset[Right]:
+    items = reader.list_of(name)
     rights = [Right(item) for item in items if isinstance(item, str) and item in list(Right)]
     if len(rights) < len(items):
-        reader.problem(name, "a list of " + ", ".join(Right), value)
+        reader.problem(name, "a list of " + ", ".join(Right), items)
     return frozenset(rights)
 
 
