@@ -121,6 +121,7 @@ class Code(StrEnum):
     # copies of a log
     NOT_PROMOTED = "not_promoted"
     LOG_RETIRED = "log_retired"
+    SUSPENDED = "suspended"
     READ_ONLY = "read_only"
 
 

@@ -381,6 +381,14 @@ class LeaderSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class StandbySettings:
+    """The order of standbys."""
+
+    delay_ms: Annotated[float, Key(_number(0, 600_000), 0.0,
+        "0 to 600,000; how much later than others this standby claims a log that nobody leads")]
+
+
+@dataclass(frozen=True, slots=True)
 class ViewSettings:
     """The embedded view that answers ``/v1/keys``, ``/v1/range`` and ``/v1/read``."""
 
@@ -500,6 +508,7 @@ class Settings:
     log: LogSettings
     persist: PersistSettings
     leader: LeaderSettings
+    standby: StandbySettings
     view: ViewSettings
     commit: CommitSettings
     retention: RetentionSettings

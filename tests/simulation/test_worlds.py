@@ -13,7 +13,7 @@ from tests.worlds.harness import KINDS, run_seeds
 from tests.worlds.log.clock_mutants import COPY_MUTANTS as CLOCK_COPY_MUTANTS
 from tests.worlds.log.clock_mutants import MUTANTS as CLOCK_MUTANTS
 from tests.worlds.log.copying_mutants import MUTANTS as COPY_MUTANTS
-from tests.worlds.log.etiquette import SCENES
+from tests.worlds.log.etiquette import SCENES, SUSPENSIONS
 from tests.worlds.log.foundations_mutants import MUTANTS as FOUNDATION_MUTANTS
 from tests.worlds.log.journal_mutants import MUTANTS as JOURNAL_MUTANTS
 from tests.worlds.log.mutants import MUTANTS
@@ -226,6 +226,16 @@ def test_every_mutant_of_clocks_is_caught(name: str, record_property: RecordProp
 @pytest.mark.timeout(3_600)
 def test_an_idle_leader_and_its_standbys_keep_every_promise(prove: bool, record_property: RecordProperty) -> None:
     summary = run_seeds("etiquette", range(len(SCENES) * (50 if prove else 1)))
+    record_property("scenes", summary.worlds)
+    assert not summary.failures, summary.failed()
+    assert summary.missing() == []
+
+
+@pytest.mark.timeout(3_600)
+def test_nobody_leads_a_suspended_log_and_standbys_claim_by_their_delay(
+    prove: bool, record_property: RecordProperty
+) -> None:
+    summary = run_seeds("suspensions", range(len(SUSPENSIONS) * (300 if prove else 10)))
     record_property("scenes", summary.worlds)
     assert not summary.failures, summary.failed()
     assert summary.missing() == []

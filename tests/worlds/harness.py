@@ -45,6 +45,7 @@ KINDS: Final = {
     "clock-copies": "tests.worlds.log.kinds",
     "clock-times": "tests.worlds.log.kinds",
     "etiquette": "tests.worlds.log.kinds",
+    "suspensions": "tests.worlds.log.kinds",
     "broken-law": "tests.worlds.log.kinds",
     "queue": "tests.worlds.queue.kinds",
     "followers": "tests.worlds.queue.kinds",

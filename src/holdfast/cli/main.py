@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     import typer
 
 EXTRAS: Final = {
-    "serve": "server", "check-config": "server", "console": "console", "log": "server", "spark": "spark,client",
+    "serve": "server", "check-config": "server", "console": "console", "log": "server",
+    "cluster": "server", "spark": "spark,client",
 }  # fmt: skip
 """The extra that a command needs; all others need ``client``."""
 SERVER_PACKAGES: Final = {
@@ -31,6 +32,7 @@ SERVER_PACKAGES: Final = {
 
 GROUPS: Final = {
     "log": ("Begin, inspect and copy logs on their stores.", ("log", "log_copies")),
+    "cluster": ("Say whether anybody may lead a log, and see who does.", ("cluster",)),
     "retention": ("Say how much of the log stays. Without a policy everything does.", ("retention",)),
     "queue": ("Inspect an embedded queue, check it, repair it, free its space.", ("queue",)),
     "stores": (

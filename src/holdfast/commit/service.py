@@ -33,6 +33,8 @@ from holdfast.commit.format.transaction import Committed, Unanswered
 from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.evidence import Shown
 from holdfast.commit.leadership.signs import Signs
+from holdfast.commit.leadership.suspension import Suspension
+from holdfast.commit.leadership.suspensions import Suspensions
 from holdfast.commit.leadership.takeover import (
     Clock,
     TakeoverOptions,
@@ -165,10 +167,14 @@ class CommitService:
         self._owed: dict[CommitEntry, None] = {}
         self._last_accepted = claim.prev_version
         self._draining = False
+        self._suspensions = Suspensions(leader_store)
+        self.suspension: Suspension | None = None
+        """Why this leader resigned, if that is why."""
         self.lineage: Lineage | None = None
         """The log's ancestors; None until they are known, which takes a moment in a log that was forked."""
         self._spawn(self._watch_for_successors())
         self._spawn(self._show_signs())
+        self._spawn(self._watch_for_suspension())
 
     @classmethod
     async def lead(
@@ -183,11 +189,23 @@ class CommitService:
         """
         scope = local_scope(options.address, is_bound=options.address_is_bound)
         here = local_place(options.bound)
-        identity = Identity(LeaderId(os.urandom(16)), os.urandom(32), options.address, scope, here)
         how = replace(options, retry_budget_ms=options.rules.persist.give_up_after_ms)
         genesis = await require_genesis(store)
-        takeover = await take_the_lead(store, identity, LogId(os.urandom(16)), how, clock)
-        service = cls(store, takeover, identity, options, leader_store, clock)
+        while True:
+            identity = Identity(LeaderId(os.urandom(16)), os.urandom(32), options.address, scope, here)
+            takeover = await take_the_lead(store, identity, LogId(os.urandom(16)), how, clock)
+            service = cls(store, takeover, identity, options, leader_store, clock)
+            try:
+                # It may have been written after this process looked, and before its claim.
+                suspension = await service.resign_if_suspended()
+            except BaseException:
+                await service.close()
+                raise
+            if suspension is None:
+                break
+            await service.close()
+            if not options.standby:
+                raise suspension.error()
         if genesis is None or genesis.log_id == takeover.claim.log_id:
             service.lineage = Lineage(service.log_id)
         else:
@@ -424,6 +442,31 @@ class CommitService:
         self._pump()
         self._step(events.Drain(self._clock()))
         await asyncio.shield(self.ended)
+
+    async def suspend(self, author: str) -> None:
+        """Let nobody lead the log until it is resumed, durably, and resign. Raises: Unavailable, CorruptData."""
+        time_ms = self._clock().wall_ms
+        self.suspension = await self._suspensions.change(is_suspended=True, author=author, time_ms=time_ms)
+        await self.step_down()
+
+    async def resign_if_suspended(self) -> Suspension | None:
+        """The suspension in force, under which this leader has resigned. Raises: Unavailable, CorruptData."""
+        suspension = await self._suspensions.in_force()
+        if suspension is not None and not self.ended.done():
+            self.suspension = suspension
+            log.warning("suspended", number=suspension.number, author=suspension.author)
+            await self.step_down()
+        return suspension
+
+    async def _watch_for_suspension(self) -> None:
+        """Look once an interval of the signs. A store that does not answer ends nothing."""
+        interval_s = self._signs.newest.interval_ms / 1000.0
+        while not self.ended.done():
+            await asyncio.wait({self.ended}, timeout=interval_s)
+            try:
+                await self.resign_if_suspended()
+            except HoldfastError as error:
+                log.warning("suspension_not_read", error=str(error))
 
     @property
     def shown(self) -> Shown:

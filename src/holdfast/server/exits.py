@@ -30,6 +30,7 @@ _EXIT_CODES: Final = {
     Code.LOG_EMPTY: 5,
     Code.NOT_PROMOTED: 5,
     Code.LOG_RETIRED: 5,
+    Code.SUSPENDED: 3,
     Code.NOT_FOUND: 5,
     Code.STORE_UNFIT: 6,
     Code.STORE_UNAVAILABLE: 6,

@@ -17,11 +17,12 @@ from typing import Any, Final, Protocol
 from holdfast.browsers import guard_of
 from holdfast.commit.format.request_rules import ITEMS_MAX
 from holdfast.commit.format.transaction import Transaction, Unanswered, with_expectations
+from holdfast.commit.leadership.suspension import RESUME_HINT
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.service import CommitService
 from holdfast.commit.stages.events import NO_STORE_PARTS, CommitEntry
 from holdfast.commit.subscription import FeedSource
-from holdfast.errors import Backpressure, Code, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
+from holdfast.errors import Backpressure, Code, Fenced, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
 from holdfast.server.http.auth import Authenticator, ClientKey
 from holdfast.server.http.requests import LINEAGE_AGAIN_MS
 from holdfast.server.http.responses import (
@@ -143,6 +144,8 @@ class Gateway(HttpState):
         self.stores: HostedStores | None = None
         """None where the service hosts none."""
         self.draining = False
+        self.suspended_by: str | None = None
+        """Who suspended the log that this process would lead; None while it is not known to be suspended."""
         self.stands_by_next = False
         """Whether the leadership that ends was asked to stand by: the process waits for its next turn, and runs on."""
         self.in_flight_bytes = 0
@@ -156,6 +159,7 @@ class Gateway(HttpState):
         self.own = self.leader = LeaderHint(service.leader_id, service.address, is_this_process=True)
         self.log_id = service.log_id
         self.stands_by_next = False
+        self.suspended_by = None
         self.answers = CommitResponses(self.own)
         self.service = self.reader = service
 
@@ -185,12 +189,21 @@ class Gateway(HttpState):
                 code=Code.READ_ONLY,
                 hint="send commits to the leader; GET /v1/version needs consistency=local here",
             )
-        return not_leading(self.leader, was_asked=self.stands_by_next)
+        return self.not_leader()
+
+    def not_leader(self) -> Fenced:
+        """The answer to what needs the leader, and why there may be none."""
+        hint = ""
+        if self.suspended_by is not None:
+            hint = f"the log is suspended by {self.suspended_by}; {RESUME_HINT}"
+        elif self.stands_by_next and not self.leader.address:  # a service has one
+            hint = "it was asked to stand by, as a bulk job does, and leads again when the job has ended"
+        return not_leading(self.leader, hint)
 
     def reading(self) -> FeedSource:
         """Who answers readers. Raises: Fenced (not_leader) while nobody does."""
         if self.reader is None:
-            raise not_leading(self.leader, was_asked=self.stands_by_next)
+            raise self.not_leader()
         return self.reader
 
     def version_of(self, position: LogPosition) -> int:

@@ -36,6 +36,7 @@ from holdfast.commit.following import FollowedLog
 from holdfast.commit.format.batch import StoresMode
 from holdfast.commit.leadership.addresses import without_scheme
 from holdfast.commit.leadership.leader_question import ask_leader
+from holdfast.commit.leadership.suspension import Suspension
 from holdfast.commit.leadership.takeover import on_interface
 from holdfast.commit.reading.feed import EventBatch
 from holdfast.commit.service import CommitService, ServiceEnd, ServiceOptions
@@ -418,11 +419,19 @@ class _Process:
 
     def _stand_by(self, leader_id: str, address: str) -> None:
         hint = LeaderHint(leader_id, address)
+        self._gateway.suspended_by = None
         if hint != self._gateway.leader:
             self._gateway.stop_leading(hint)
             log.info("standing_by", leader_id=hint.leader_id, leader_address=hint.address)
             both = ",".join(self._as_url(each) for each in (hint.address, self._address) if each)
             _say(f"standby leader_id={hint.leader_id} leader_address={hint.address} clients={both}")
+
+    def _stay_out(self, suspension: Suspension) -> None:
+        if self._gateway.suspended_by is None:
+            log.warning("stays_out", number=suspension.number, author=suspension.author)
+            _say(f"suspended by={suspension.author}")
+        self._gateway.stop_leading(LeaderHint())
+        self._gateway.suspended_by = suspension.author
 
     def _as_url(self, address: str) -> str:
         """An address of the log's services as a client takes it, among several with commas."""
@@ -489,6 +498,9 @@ class _Process:
             await self._drain(service)
         if stores is not None and stores.failed.done():
             raise stores.failed.result()
+        if service.suspension is not None:
+            # It leads again when the log goes on, also without --standby.
+            self._gateway.stands_by_next, self._gateway.suspended_by = True, service.suspension.author
         return service.ended.result()
 
     async def _drain(self, service: CommitService) -> None:
@@ -537,6 +549,8 @@ class _Process:
             take_over=self._serving.take_over and not self._gateway.stands_by_next,
             standby=self._serving.standby or self._gateway.stands_by_next,
             following=self._stand_by,
+            staying_out=self._stay_out,
+            delay_ms=settings.standby.delay_ms,
             ask_leader=partial(ask_leader, tls=self._peers),
             rules=PipelineRules(
                 persist=PersistRules(

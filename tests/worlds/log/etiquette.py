@@ -7,7 +7,7 @@ depends on any of this (``world``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Final
@@ -19,8 +19,10 @@ from tests.worlds.log.world import World
 
 from holdfast.commit.leadership import signs
 from holdfast.commit.leadership.evidence import LeaderAnswer, Reply
+from holdfast.commit.leadership.suspension import Suspension, key_of
+from holdfast.sealed import encode_sealed
 
-__all__ = ["SCENES", "run_etiquette"]
+__all__ = ["SCENES", "SUSPENSIONS", "run_etiquette", "run_suspensions"]
 
 INTERVALS_MS: Final = (2_000.0, 10_000.0)
 """On a directory, and on an object store."""
@@ -60,15 +62,17 @@ class _Etiquette(World):
         self.signs_late_ms = 0.0
         self.signs_fail = False
         self.shown_ms = 0.0
+        self.is_suspended = False
+        self.changes = 0
 
     @property
     def patience_ms(self) -> float:
         """How long a leader holds the log after its last sign."""
         return INTERVALS_MISSED * self.interval_ms
 
-    def play(self) -> WorldReport:
+    def play(self, scenes: Sequence[Scene]) -> WorldReport:
         """Raises: PromiseBroken."""
-        scene = SCENES[self.seed % len(SCENES)]
+        scene = scenes[self.seed % len(scenes)]
         with protocol_width(self.shape.span), silent():
             try:
                 leader, near, far = self.nodes
@@ -157,6 +161,30 @@ class _Etiquette(World):
             self.agenda.after(self.network.delay_ms(), asker, reply, LeaderAnswer(Reply.UNVERIFIED))
         else:
             super().ask(asker, address, ms_max, reply)
+
+    # -- suspensions
+
+    def change(self, *, is_suspended: bool) -> None:
+        """Somebody suspends the log, or lets it go on."""
+        self.changes += 1
+        change = Suspension(
+            number=self.changes, is_suspended=is_suspended, author="operator", time_ms=0, nonce=str(self.changes)
+        )
+        self.is_suspended = is_suspended
+        self.store.others[key_of(self.changes)] = encode_sealed(change)
+
+    def began_to_lead(self, node: Node) -> None:
+        """As in any world. It has looked once more since its claim."""
+        self.require(not self.is_suspended, "nobody begins to lead a suspended log")
+        super().began_to_lead(node)
+
+    def require_unled(self, ms: float) -> None:
+        """For this long nobody leads, and nothing is written into the log."""
+        before, until = self.objects(), self.agenda.now + ms
+        while self.agenda.now < until:
+            self.pass_time(100.0)
+            self.require(not any(node.leading for node in self.nodes), "nobody leads a suspended log")
+        self.require(self.objects() == before, "nothing is written into a suspended log", f"{self.objects() - before}")
 
     def takes_signs(self, node: Node, key: str) -> bool:
         """As in any world, unless no sign can be created."""
@@ -353,6 +381,53 @@ def _without_signs(world: _Etiquette, leader: Node, near: Node, far: Node) -> No
     world.require_left_alone(leader)
 
 
+def _suspended(world: _Etiquette, leader: Node, near: Node, far: Node) -> None:
+    """Nobody leads a suspended log, whoever is killed or started then; it is led soon when it goes on."""
+    world.maybe_busy(leader)
+    world.stand_by(near)
+    world.change(is_suspended=True)
+    killed = world.random.random() < 0.3
+    if killed:
+        leader.crash()
+        world.pass_time(CLAIM_MS)  # what it sent last may still arrive
+    else:
+        world.pass_time(world.interval_ms * world.random.random())
+        world.random.choice((far.start, far.start_plainly, _nothing))()
+        world.pass_time(world.interval_ms + CLAIM_MS)
+    world.require_unled(world.patience_ms * (1.0 + 3.0 * world.random.random()))
+    world.change(is_suspended=False)
+    wait_ms = world.patience_ms + ANSWER_TIMEOUT_MS if killed else 0.0
+    world.require_led_within(
+        world.interval_ms / 2.0 + wait_ms + CLAIM_MS, "a log that goes on is led at once", *world.nodes
+    )
+
+
+def _suspended_at_a_claim(world: _Etiquette, leader: Node, near: Node, far: Node) -> None:
+    """A suspension that comes while others claim the log is found by them before they lead."""
+    world.stand_by(near, far)
+    leader.asked_to_step_down()
+    world.pass_time(200.0 * world.random.random())
+    world.change(is_suspended=True)
+    world.pass_time(world.interval_ms + 2.0 * CLAIM_MS)
+    world.require_unled(world.patience_ms)
+
+
+def _delayed(world: _Etiquette, leader: Node, near: Node, far: Node) -> None:
+    """Of two standbys that find a leader gone, the one without a delay claims."""
+    near.delay_ms = 2_000.0
+    world.stand_by(near, far)
+    world.pass_time(2.0 * world.interval_ms)
+    leader.crash()
+    world.require_led_within(world.patience_ms + ANSWER_TIMEOUT_MS + CLAIM_MS, "a dead leader is followed", near, far)
+    world.pass_time(10_000.0)
+    claim = world.promises.walker.claim
+    world.require(far.leading and claim is not None and claim.epoch == 2, "a standby with a delay claims later")
+    far.crash()
+    world.require_led_within(world.patience_ms + ANSWER_TIMEOUT_MS + CLAIM_MS + 2_000.0, "a delay ends", near)
+
+
+Scene = Callable[[_Etiquette, Node, Node, Node], None]
+SUSPENSIONS: Final = (_suspended, _suspended_at_a_claim, _delayed)
 SCENES: Final = (
     _quiet,
     _cut,
@@ -370,5 +445,10 @@ SCENES: Final = (
 
 
 def run_etiquette(seed: int) -> WorldReport:
-    """Run the scene of one seed. Raises: PromiseBroken."""
-    return _Etiquette(seed).play()
+    """The world of one seed. Every scene comes up, in turn."""
+    return _Etiquette(seed).play(SCENES)
+
+
+def run_suspensions(seed: int) -> WorldReport:
+    """The same, of the scenes about who may claim, and when."""
+    return _Etiquette(seed).play(SUSPENSIONS)

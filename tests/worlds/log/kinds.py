@@ -12,7 +12,7 @@ from tests.worlds.log.clock_mutants import MUTANTS as CLOCK_MUTANTS
 from tests.worlds.log.clocks import run_clock_copies, run_clocks
 from tests.worlds.log.copying import run_copies
 from tests.worlds.log.copying_mutants import MUTANTS as COPY_MUTANTS
-from tests.worlds.log.etiquette import SCENES, run_etiquette
+from tests.worlds.log.etiquette import SCENES, SUSPENSIONS, run_etiquette, run_suspensions
 from tests.worlds.log.foundations import run_foundations
 from tests.worlds.log.foundations_mutants import MUTANTS as FOUNDATION_MUTANTS
 from tests.worlds.log.journal import run_journal
@@ -63,5 +63,6 @@ KINDS: Final = {
     "clock-copies": Kind(run_clock_copies, "events", (*CLOCK_EVENTS, *COPY_EVENTS), 100, CLOCK_COPY_MUTANTS),
     "clock-times": Kind(run_times, "questions", ("answered", "refused", "restored"), 20, TIMES_MUTANTS),
     "etiquette": Kind(run_etiquette, "events", tuple(scene.__name__ for scene in SCENES), 20, MUTANTS),
+    "suspensions": Kind(run_suspensions, "events", tuple(scene.__name__ for scene in SUSPENSIONS), 10, MUTANTS),
     "broken-law": Kind(run_broken_law, "events", BROKEN_LAW_EVENTS, 3, MUTANTS),
 }

@@ -19,7 +19,7 @@ import msgspec
 from tests.one_line_mutants import mutated
 from tests.worlds.harness import Mutants
 from tests.worlds.log.broken_law import run_broken_law
-from tests.worlds.log.etiquette import run_etiquette
+from tests.worlds.log.etiquette import run_etiquette, run_suspensions
 from tests.worlds.log.world import run_world
 
 from holdfast.commit.format import batch, chain
@@ -27,6 +27,8 @@ from holdfast.commit.format.batch import encode_body, encode_object
 from holdfast.commit.format.transaction import Committed, Rejected
 from holdfast.commit.leadership import claims, evidence, signs, takeover, takeover_machine
 from holdfast.commit.leadership import takeover_machine as t
+from holdfast.commit.leadership.suspension import Suspension
+from holdfast.commit.leadership.suspensions import Suspensions
 from holdfast.commit.leadership.takeover_machine import TakeoverMachine
 from holdfast.commit.service import CommitService
 from holdfast.commit.stages import attempts, events, judge, persist, pipeline, release, resolve, sequence
@@ -56,6 +58,8 @@ _claim = TakeoverMachine._claim
 _judged = evidence.judge
 _looked = TakeoverMachine._looked
 _hear = TakeoverMachine._hear
+_at_peace = TakeoverMachine._at_peace
+_resign_if_suspended = CommitService.resign_if_suspended
 _see = TakeoverMachine._see
 _walk_on = claims.walk_on
 
@@ -476,6 +480,40 @@ def like(reply: evidence.Reply, **changes: Any) -> Any:
         return _judged(msgspec.structs.replace(seen, **changes))
 
     return judged
+
+
+@MUTANTS.breaks("a claimant looks whether the log is suspended", "_stay_out", TakeoverMachine, play=run_suspensions)
+def claim_under_a_suspension(self: TakeoverMachine, _: Suspension) -> t.Flow[t.State | t.Takeover]:
+    """The record is read, and means nothing."""
+    self._suspension = None
+    return (yield from self._stake())
+
+
+@MUTANTS.breaks(
+    "a leader looks whether the log is suspended", "_watch_for_suspension", CommitService, play=run_suspensions
+)
+async def suspension_is_not_watched(self: CommitService) -> None:
+    """Only claimants look."""
+
+
+@MUTANTS.breaks("a claimant looks again after its claim", "resign_if_suspended", CommitService, play=run_suspensions)
+async def claim_looks_once(self: CommitService) -> Suspension | None:
+    """What was written after the last look before the claim is found by the next look of a leader."""
+    return None if self.pipeline.persist.head.kind is batch.Kind.CLAIM else await _resign_if_suspended(self)
+
+
+@MUTANTS.breaks("the newest change counts", "in_force", Suspensions, play=run_suspensions)
+async def suspension_never_ends(self: Suspensions) -> Suspension | None:
+    """Who suspended is heard, who resumed is not."""
+    newest = await self.newest()
+    return newest if newest is None or newest.is_suspended else msgspec.structs.replace(newest, is_suspended=True)
+
+
+@MUTANTS.breaks("a standby with a delay claims later", "_at_peace", TakeoverMachine, play=run_suspensions)
+def delay_is_forgotten(self: TakeoverMachine) -> t.Flow[t.State | t.Takeover]:
+    """Every standby claims at once."""
+    self._is_delayed = True
+    return (yield from _at_peace(self))
 
 
 @MUTANTS.breaks("row 1: a leader that answers lives", "_alive", TakeoverMachine, play=run_etiquette)

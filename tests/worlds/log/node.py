@@ -57,6 +57,8 @@ class Node:
         self.up = False
         self.recovering = False
         self.frozen_when_it_leads_ms = 0.0
+        self.delay_ms = 0.0
+        """How much later than other nodes it claims."""
         self._rude = False
         self._plain = False
         self.service: CommitService | None = None
@@ -177,6 +179,7 @@ class Node:
             retry_budget_ms=PATIENCE_S * 1000.0,
             ask_leader=self._ask_leader,
             probe=unfit or shape.probes,
+            delay_ms=self.delay_ms,
         )
         world.seen["recoveries"] += 1
         takeover = await take_the_lead(live, identity, LogId(random.randbytes(16)), options, self.now)
@@ -214,6 +217,9 @@ class Node:
             )
             self.truncator = Truncator(service, live, options, self.now)
             self._loop.create_task(self.truncator.run()).add_done_callback(self._look_at)
+        if (suspension := await service.resign_if_suspended()) is not None:
+            await service.close()
+            raise suspension.error()
         world.began_to_lead(self)
         if self.stores is not None:
             self._loop.create_task(self.stores.lead(service)).add_done_callback(self._look_at)

@@ -15,6 +15,7 @@ from tests.worlds.log.network import Rows
 
 from holdfast.commit.format.batch import CLAIM_BYTES, HEADER_BYTES, PREFIX, slot_of
 from holdfast.commit.leadership.role import PROMOTED_KEY, ROLE_KEY
+from holdfast.commit.leadership.suspension import PREFIX as SUSPENSIONS
 from holdfast.errors import NotFound, Unavailable
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown
 from holdfast.values import Slot
@@ -94,7 +95,8 @@ class NodeStore:
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
         """As the port says."""
         if prefix != PREFIX:
-            await self.pause(self._world.network.delay_ms())
+            if prefix != SUSPENSIONS:  # read with headers, whose delay counts for all
+                await self.pause(self._world.network.delay_ms())
             if not self._world.takes_signs(self._node, prefix):
                 raise Unavailable("no answer in time")
             others = self._world.store.others

@@ -25,6 +25,8 @@ from holdfast.commit.leadership.claims import Identity, read_page
 from holdfast.commit.leadership.evidence import LeaderAnswer, ProcessPlace
 from holdfast.commit.leadership.role import PROMOTED_KEY, ROLE_KEY, RoleRecords
 from holdfast.commit.leadership.signs import SignReader
+from holdfast.commit.leadership.suspension import Suspension
+from holdfast.commit.leadership.suspensions import Suspensions
 from holdfast.commit.leadership.takeover_machine import Takeover, TakeoverMachine, TakeoverRules
 from holdfast.errors import Closed, HoldfastError, Unavailable
 from holdfast.objects.port import ObjectReader, ObjectStore, Unknown, read_if_there
@@ -51,10 +53,12 @@ REQUEST_S_MAX: Final = 10.0
 class TakeoverOptions(TakeoverRules):
     """The rules of a takeover, and how to reach other processes.
 
-    ``following`` is called with the id and the address of a leader that a standby follows, whenever it has answered.
+    ``following`` is called with the id and the address of a leader that a standby follows, whenever it has answered;
+    ``staying_out`` with the suspension under which it waits, whenever it has looked.
     """
 
     following: Callable[[str, str], None] | None = None
+    staying_out: Callable[[Suspension], None] | None = None
     ask_leader: AskLeader | None = None
 
     def interval_ms(self, url: str) -> float:
@@ -117,6 +121,7 @@ class Driver:
     def __init__(self, store: ObjectStore, steps: TakeoverMachine, options: TakeoverOptions, clock: Clock) -> None:
         self._store = store
         self._signs = SignReader(store)
+        self._suspensions = Suspensions(store)
         self._machine = steps
         self._options = options
         self._clock = clock
@@ -143,6 +148,9 @@ class Driver:
                         case t.StandBy(leader_id=leader_id, address=address):
                             if self._options.following is not None:
                                 self._options.following(leader_id, address)
+                        case t.StayOut(suspension=suspension):
+                            if self._options.staying_out is not None:
+                                self._options.staying_out(suspension)
                         case _:
                             request = effect
                 effects = self._machine.step(await self._next_event(request))
@@ -228,11 +236,12 @@ class Driver:
                 rows = await store.list(PREFIX, limit=limit)  # before the look at the clock: no event is older
                 return t.PageListed(clock(), [(row.key, row.size) for row in rows])
             case t.ReadHeaders(slots=slots):
-                records, headers = await asyncio.gather(
+                records, suspension, headers = await asyncio.gather(
                     read_records(store),
+                    self._suspensions.in_force(),
                     asyncio.gather(*(store.read(object_name(slot), length=HEADER_BYTES) for slot in slots)),
                 )
-                return t.HeadersRead(clock(), dict(zip(slots, headers, strict=True)), records)
+                return t.HeadersRead(clock(), dict(zip(slots, headers, strict=True)), records, suspension)
             case t.Look(epoch=epoch, leader_id=leader_id):
                 newest, sign = await asyncio.gather(newest_slot(store), self._signs.newest(epoch, leader_id))
                 return t.Looked(clock(), newest, sign)

@@ -9,7 +9,8 @@
     watch        the evidence says that the leader has gone          claim (if the frontier is old: first find, then a
                                                                      last question to its leader)
                  a new sign or batch appears                         watch, or failed where the leader surely lives
-    claim        created, or refused because it is already there     check
+    claim        the log is suspended                                find, later, or failed where it does not stand by
+                 created, or refused because it is already there     check
                  refused by another object                           find (walk on with ``take_over``)
     check        the newest key is not past the claim                leads
 
@@ -59,6 +60,7 @@ from holdfast.commit.leadership.evidence import (
     judge,
 )
 from holdfast.commit.leadership.role import Copied, RoleRecords
+from holdfast.commit.leadership.suspension import Suspension
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, NotFound, Unavailable
 from holdfast.objects.port import CreateAnswer, Created, Unknown
 from holdfast.values import Instant, LeaderId, LogId, Slot, slot_text
@@ -82,7 +84,7 @@ class Takeover:
 
 NO_FACTS: Final[Mapping[str, object]] = {}
 
-# -- effects: each but the last four is answered by exactly one event ------------------------------------------------
+# -- effects: each but the last five is answered by exactly one event ------------------------------------------------
 
 
 class Probe(Struct, frozen=True):
@@ -96,8 +98,9 @@ class ListPage(Struct, frozen=True):
 
 
 class ReadHeaders(Struct, frozen=True):
-    """Read the headers of these slots, all of which were listed, and the records of ``role``. Answered by HeadersRead
-    or Failed. It is sent after the listing: an object of a copy is listed only after the copy's record exists.
+    """Read the headers of these slots, all of which were listed, the records of ``role``, and whether the log is
+    suspended. Answered by HeadersRead or Failed. It is sent after the listing: an object of a copy is listed only after
+    the copy's record exists.
     """
 
     slots: tuple[Slot, ...]
@@ -153,6 +156,12 @@ class StandBy(Struct, frozen=True):
     address: str
 
 
+class StayOut(Struct, frozen=True):
+    """The log is suspended, and this process waits until it goes on. Not answered."""
+
+    suspension: Suspension
+
+
 class Led(Struct, frozen=True):
     """The claim stands and no leader is past it. The end."""
 
@@ -166,7 +175,7 @@ class Fail(Struct, frozen=True):
 
 
 Request = ListPage | ReadHeaders | Look | ReadHeader | AskLeader | SendClaim
-Effect = Probe | Request | TakeoverWait | CleanUp | StandBy | Led | Fail
+Effect = Probe | Request | TakeoverWait | CleanUp | StandBy | StayOut | Led | Fail
 
 
 # -- events -----------------------------------------------------------------------------------------------------------
@@ -193,10 +202,12 @@ class PageListed(_Timed, frozen=True):
 
 
 class HeadersRead(_Timed, frozen=True):
-    """The answer to ReadHeaders: the first 512 bytes of each, and what says whether this is a copy."""
+    """The answer to ReadHeaders: the first 512 bytes of each, what says whether this is a copy, and the suspension in
+    force."""
 
     objects: dict[Slot, bytes]
     records: RoleRecords = RoleRecords()
+    suspension: Suspension | None = None
 
 
 class HeaderRead(_Timed, frozen=True):
@@ -279,7 +290,8 @@ class TakeoverRules:
     ``stores_mode``: that of a new log. ``moves_stores``: the claim moves the stores of a log. ``only_new``: lead a new
     log or none. ``retires``: claim so that nobody leads afterwards. ``asks``: there is a way to ask a leader who it is.
     ``sign_interval_ms``: of a leader without a sign, and of this one when it leads; 0: by its store.
-    ``question_ms``: a standby asks its leader after one to two times this.
+    ``question_ms``: a standby asks its leader after one to two times this. ``delay_ms``: how much later than others a
+    standby claims.
     """
 
     allow_new: bool = False
@@ -294,6 +306,7 @@ class TakeoverRules:
     retry_budget_ms: float = 60_000.0
     sign_interval_ms: float = 0.0
     question_ms: float = 62.5
+    delay_ms: float = 0.0
 
 
 _ANSWERS: Final[Mapping[type[Effect], tuple[type[Event], ...]]] = {
@@ -340,6 +353,8 @@ class TakeoverMachine:
         # The end of the log.
         self._frontier = Frontier(FIRST_SLOT, None, 1)
         self._copied: Copied | None = None
+        self._suspension: Suspension | None = None
+        self._is_delayed = False
         self._damages: set[object] = set()
         self._started_ms = self._found_ms = self._considered_ms = 0.0
         self._restarts = self._changes = 0
@@ -512,7 +527,7 @@ class TakeoverMachine:
             if isinstance(answer, Failed):
                 return answer
             objects.update(answer.objects)
-            self._copied = answer.records.copied()
+            self._copied, self._suspension = answer.records.copied(), answer.suspension
             try:
                 copy_from = self._copy_from(page, objects)
                 plan = plan_recovery(page, objects, allow_new=self._rules.allow_new, copy_from=copy_from)
@@ -553,7 +568,7 @@ class TakeoverMachine:
     def _consider(self) -> State:
         self._considered_ms = self._now.boot_ms
         self._following, self._watched_since_ms, self._shown_at_peace = False, None, None
-        self._reply = None
+        self._reply, self._is_delayed = None, False
         newest = self._frontier.predecessor
         watched_id = None if newest is None else newest.leader_id
         if watched_id != self._watched_id:
@@ -726,6 +741,9 @@ class TakeoverMachine:
 
     def _at_peace(self) -> Flow[State | Takeover]:
         """A claim is allowed. The frontier is found again when it is too old."""
+        if self._rules.standby and self._rules.delay_ms and not self._is_delayed:
+            self._is_delayed = True
+            yield self._wait(self._rules.delay_ms)
         if self._now.boot_ms - self._considered_ms <= STALE_MS:
             return self._stake
         yield from self._find()
@@ -754,6 +772,8 @@ class TakeoverMachine:
     # -- claim and check ----------------------------------------------------------------------------------------------
 
     def _stake(self) -> Flow[State | Takeover]:
+        if self._suspension is not None:
+            return (yield from self._stay_out(self._suspension))
         waited_ms = self._now.boot_ms - self._found_ms
         claim = self._claim_here()
         if (yield from self._claim(claim)) and (yield from self._check(claim)):
@@ -777,6 +797,14 @@ class TakeoverMachine:
             return self._first_found()
         self._frontier = end
         return self._stake
+
+    def _stay_out(self, suspension: Suspension) -> Flow[State | Takeover]:
+        """Nobody may claim: a standby looks again until the log goes on."""
+        if not self._rules.standby:
+            raise suspension.error()
+        yield [StayOut(suspension), *self._wait(self._interval_ms / LOOKS_OF_AN_INTERVAL)]
+        yield from self._find()
+        return self._first_found()
 
     def _claim_here(self) -> Header:
         """The claim at the frontier."""

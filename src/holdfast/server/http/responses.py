@@ -31,6 +31,7 @@ _CODES_OF: Final[Mapping[int, tuple[Code, ...]]] = {
     409: (
         Code.REQUEST_ID_REUSED, Code.CONFLICT, Code.TOO_OLD, Code.BANNED, Code.LEADER_CHANGED, Code.LEADER_ALIVE,
         Code.DEPOSED, Code.ROLLED_BACK, Code.LOG_MISMATCH, Code.VIEW_DISABLED, Code.NOT_PROMOTED, Code.LOG_RETIRED,
+        Code.SUSPENDED,
         Code.READ_ONLY,
         Code.STORE_FULL, Code.CLUSTER_FULL, Code.DURABLE_COLLISION, Code.DURABLE_BUSY, Code.MATCHER_MISMATCH,
         Code.TYPE_MISMATCH,
@@ -197,21 +198,17 @@ class CommitResponses:
         return encode(body, wire_format) + (b"\n" if wire_format == "json" else b"")
 
 
-STANDS_BY: Final = "it was asked to stand by, as a bulk job does, and leads again when the job has ended"
-
-
 NOT_LEADING_RETRY_MS: Final = 250
 """Of every refusal that belongs to a take-over, or to an end that one may follow: it costs a client at most a quarter
 more than this after the service is ready."""
 
 
-def not_leading(leader: LeaderHint, *, was_asked: bool = False) -> Fenced:
-    """The answer of a process that does not lead (yet, or any more). ``was_asked``: it was asked to stand by."""
-    led_by_a_job = was_asked and not leader.address  # a service has one
+def not_leading(leader: LeaderHint, hint: str = "") -> Fenced:
+    """The answer of a process that does not lead (yet, or any more)."""
     return Fenced(
         "this process does not lead the log",
         code=Code.NOT_LEADER,
-        hint=STANDS_BY if led_by_a_job else "",
+        hint=hint,
         retry_after_ms=NOT_LEADING_RETRY_MS,
         leader_address=leader.address or None,
     )

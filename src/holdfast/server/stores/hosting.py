@@ -29,7 +29,7 @@ from holdfast.errors import (
 from holdfast.objects.directory.files import PosixFiles, settled
 from holdfast.objects.directory.identity import replaced
 from holdfast.server.gateway import OVERLOADED_RETRY_AFTER_MS, Gateway
-from holdfast.server.http.responses import NOT_LEADING_RETRY_MS, not_leading
+from holdfast.server.http.responses import NOT_LEADING_RETRY_MS
 from holdfast.server.http.rights_table import PERMISSIONS, need_of
 from holdfast.server.stores.access import StoreAccess
 from holdfast.server.stores.deliveries import Deliveries
@@ -119,7 +119,7 @@ class StoreHost(StoreObserver):
                 "as it can, and its log has the reason",
             )
         if opened is None:
-            raise not_leading(self.gateway.leader, was_asked=self.gateway.stands_by_next)
+            raise self.gateway.not_leader()
         if self.gateway.draining:
             raise Unavailable("the service is stopping", code=Code.OVERLOADED, retry_after_ms=NOT_LEADING_RETRY_MS)
         if self.suspended and not cluster:

@@ -28,10 +28,10 @@ def _disk_named() -> Generator[None]:
         ) from error
 
 
-def _quorum(call: StoreCall) -> QuorumResponse:
+def _quorum(call: StoreCall, *, suspended: bool | None = None) -> QuorumResponse:
     services = call.opened.state.definition.services
     member = services[0] if services else "default"
-    suspended = call.host.suspended
+    suspended = call.host.suspended if suspended is None else suspended
     return QuorumResponse(
         have_quorum=not suspended,
         leader="" if suspended else member,
@@ -83,6 +83,10 @@ async def force_quorum(call: StoreCall) -> Response:
 
 
 async def _suspend(call: StoreCall) -> Response:
+    if call.opened.service.lives_in_log:
+        answer = _quorum(call, suspended=True)
+        await call.host.gateway.leading().suspend(call.call.who)
+        return call.answer(answer)
     call.host.suspend()
     with _disk_named():
         await call.opened.service.checkpoint()
