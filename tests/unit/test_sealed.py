@@ -6,6 +6,7 @@ import pytest
 from tests.unit.snapshots.test_snapshots import MANIFEST
 
 from holdfast.commit.leadership.role import CopyRole, Promoted, RoleRecords, encode_record
+from holdfast.commit.leadership.suspension import Suspension, decode_suspension
 from holdfast.errors import CorruptData
 from holdfast.retention.policies import Generation, Hold, Policy, decode_generation
 from holdfast.sealed import encode_sealed
@@ -23,7 +24,9 @@ GENERATION = Generation(
 CHECKPOINT = checkpoint.Manifest(
     format=1, log_id="ab" * 16, version=7, files=[checkpoint.File(checkpoint.INDEX_NAME, 3, "00" * 32)]
 )
+SUSPENSION = Suspension(number=2, is_suspended=True, author="ann@host", time_ms=5, nonce="00")
 RECORDS = {
+    "suspension": (encode_sealed(SUSPENSION), lambda data: decode_suspension("key", data)),
     "snapshot": (encode_manifest(MANIFEST), lambda data: decode_manifest(data, MANIFEST.version)),
     "checkpoint": (encode_sealed(CHECKPOINT), lambda data: checkpoint.decode_manifest(data, 7)),
     "generation": (encode_sealed(GENERATION), lambda data: decode_generation(data, "key")),

@@ -21,20 +21,13 @@ from typing import Any, Final, Protocol
 import structlog
 from msgspec import Struct
 
-from holdfast.commit.format.batch import (
-    HEADER_BYTES,
-    Header,
-    StoresMode,
-    decode_header,
-    object_name,
-)
+from holdfast.commit.format.batch import HEADER_BYTES, Header, StoresMode, decode_header, object_name
 from holdfast.commit.format.log_clock import Moment
 from holdfast.commit.format.transaction import Committed, Unanswered
 from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.evidence import Shown
 from holdfast.commit.leadership.signs import Signs
-from holdfast.commit.leadership.suspension import Suspension
-from holdfast.commit.leadership.suspensions import Suspensions
+from holdfast.commit.leadership.suspensions import Suspending
 from holdfast.commit.leadership.takeover import (
     Clock,
     TakeoverOptions,
@@ -44,7 +37,7 @@ from holdfast.commit.leadership.takeover import (
     now,
     take_the_lead,
 )
-from holdfast.commit.leadership.takeover_machine import Takeover
+from holdfast.commit.leadership.takeover_events import Takeover
 from holdfast.commit.metrics import ServiceMetrics
 from holdfast.commit.reading.feed import Feed, TransactionEvent
 from holdfast.commit.reading.lineage import Lineage, lineage_of, require_genesis
@@ -167,14 +160,12 @@ class CommitService:
         self._owed: dict[CommitEntry, None] = {}
         self._last_accepted = claim.prev_version
         self._draining = False
-        self._suspensions = Suspensions(leader_store)
-        self.suspension: Suspension | None = None
-        """Why this leader resigned, if that is why."""
+        self.suspending = Suspending(leader_store, self, self._signs.newest.interval_ms)
         self.lineage: Lineage | None = None
         """The log's ancestors; None until they are known, which takes a moment in a log that was forked."""
         self._spawn(self._watch_for_successors())
         self._spawn(self._show_signs())
-        self._spawn(self._watch_for_suspension())
+        self._spawn(self.suspending.run())
 
     @classmethod
     async def lead(
@@ -187,17 +178,16 @@ class CommitService:
         ``request_timeout_ms``. In a service it is ``BudgetedStore.own`` over ``TimeLimited`` over the store of the URL:
         see ``server.run``.
         """
-        scope = local_scope(options.address, is_bound=options.address_is_bound)
-        here = local_place(options.bound)
+        place = local_scope(options.address, is_bound=options.address_is_bound), local_place(options.bound)
         how = replace(options, retry_budget_ms=options.rules.persist.give_up_after_ms)
         genesis = await require_genesis(store)
         while True:
-            identity = Identity(LeaderId(os.urandom(16)), os.urandom(32), options.address, scope, here)
+            identity = Identity(LeaderId(os.urandom(16)), os.urandom(32), options.address, *place)
             takeover = await take_the_lead(store, identity, LogId(os.urandom(16)), how, clock)
             service = cls(store, takeover, identity, options, leader_store, clock)
             try:
                 # It may have been written after this process looked, and before its claim.
-                suspension = await service.resign_if_suspended()
+                suspension = await service.suspending.look()
             except BaseException:
                 await service.close()
                 raise
@@ -442,31 +432,6 @@ class CommitService:
         self._pump()
         self._step(events.Drain(self._clock()))
         await asyncio.shield(self.ended)
-
-    async def suspend(self, author: str) -> None:
-        """Let nobody lead the log until it is resumed, durably, and resign. Raises: Unavailable, CorruptData."""
-        time_ms = self._clock().wall_ms
-        self.suspension = await self._suspensions.change(is_suspended=True, author=author, time_ms=time_ms)
-        await self.step_down()
-
-    async def resign_if_suspended(self) -> Suspension | None:
-        """The suspension in force, under which this leader has resigned. Raises: Unavailable, CorruptData."""
-        suspension = await self._suspensions.in_force()
-        if suspension is not None and not self.ended.done():
-            self.suspension = suspension
-            log.warning("suspended", number=suspension.number, author=suspension.author)
-            await self.step_down()
-        return suspension
-
-    async def _watch_for_suspension(self) -> None:
-        """Look once an interval of the signs. A store that does not answer ends nothing."""
-        interval_s = self._signs.newest.interval_ms / 1000.0
-        while not self.ended.done():
-            await asyncio.wait({self.ended}, timeout=interval_s)
-            try:
-                await self.resign_if_suspended()
-            except HoldfastError as error:
-                log.warning("suspension_not_read", error=str(error))
 
     @property
     def shown(self) -> Shown:

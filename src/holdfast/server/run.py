@@ -315,6 +315,10 @@ class _Process:
                     return 0
                 try:
                     end = await self._serve_leadership(service, addresses)
+                    if service.suspending.cause is not None:
+                        # It leads again when the log goes on, also without --standby.
+                        self._gateway.suspended_by = service.suspending.cause.author
+                        self._gateway.stands_by_next = True
                 finally:
                     if not self._stands_by():
                         self._stopping.begin()
@@ -498,9 +502,6 @@ class _Process:
             await self._drain(service)
         if stores is not None and stores.failed.done():
             raise stores.failed.result()
-        if service.suspension is not None:
-            # It leads again when the log goes on, also without --standby.
-            self._gateway.stands_by_next, self._gateway.suspended_by = True, service.suspension.author
         return service.ended.result()
 
     async def _drain(self, service: CommitService) -> None:

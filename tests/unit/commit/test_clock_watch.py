@@ -13,7 +13,7 @@ from tests.unit.commit.builders import LOG_ID, bytes_of, genesis, identity, rows
 
 from holdfast.commit.clock_watch import ClockWatch
 from holdfast.commit.format.batch import FIRST_SLOT, AddressScope, decode_header, object_name
-from holdfast.commit.leadership import takeover_machine as m
+from holdfast.commit.leadership import takeover_events as m
 from holdfast.commit.leadership.accepted_clocks import PREFIX, accepted_of, read_accepted, write_accepted
 from holdfast.commit.leadership.takeover import Driver, TakeoverOptions
 from holdfast.commit.leadership.takeover_machine import TakeoverMachine, TakeoverRules

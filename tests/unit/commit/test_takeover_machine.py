@@ -18,8 +18,9 @@ from holdfast.commit.format.batch import (
     jump,
     object_name,
 )
-from holdfast.commit.leadership import takeover_machine as m
+from holdfast.commit.leadership import takeover_events as m
 from holdfast.commit.leadership.evidence import LeaderAnswer, ProcessPlace, Reply, Shown, Sign
+from holdfast.commit.leadership.suspension import Suspension
 from holdfast.commit.leadership.takeover_machine import TakeoverMachine, TakeoverRules
 from holdfast.errors import Closed, Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import CREATED, Refused, Unknown
@@ -549,3 +550,47 @@ def test_a_standby_that_cannot_verify_its_leader_any_more_watches_its_signs() ->
     (wait,) = effects
     assert isinstance(wait, m.TakeoverWait) and wait.reason == "leader_not_verified"
     assert wait.facts["problem"] == "self-signed certificate"
+
+
+SUSPENSION = Suspension(number=3, is_suspended=True, author="ann@host", time_ms=0, nonce="")
+
+
+def found_suspended(steps: TakeoverMachine, log: Header, ms: float, suspension: Suspension | None) -> list[m.Effect]:
+    """As ``found``, in a log that is suspended or goes on."""
+    (read,) = steps.step(m.PageListed(at(ms), rows(log)))
+    assert isinstance(read, m.ReadHeaders)
+    headers = {log.slot: bytes_of(log)[log.slot]}
+    return steps.step(m.HeadersRead(at(ms), headers, suspension=suspension))
+
+
+def test_a_start_is_refused_by_a_suspension_and_a_standby_claims_when_the_log_goes_on() -> None:
+    head = replace(genesis(), address="")
+    steps = machine()
+    steps.begin(at(0))
+    (fail,) = found_suspended(steps, head, 0, SUSPENSION)
+    assert isinstance(fail, m.Fail) and isinstance(fail.error, Closed)
+    assert fail.error.code is Code.SUSPENDED and "ann@host" in str(fail.error)
+
+    steps = machine(standby=True, sign_interval_ms=2_000.0)
+    steps.begin(at(0))
+    for ms in (0.0, 500.0, 90_000.0):
+        stay_out, wait = found_suspended(steps, head, ms, SUSPENSION)
+        assert stay_out == m.StayOut(SUSPENSION) and wait == m.TakeoverWait(500.0)
+        assert steps.step(m.TakeoverWoken(at(ms + 500.0))) == [m.ListPage(1000)]
+    (claim,) = found_suspended(steps, head, 90_500.0, None)
+    assert isinstance(claim, m.SendClaim)
+
+
+def test_a_standby_with_a_delay_looks_again_after_it_and_claims_what_nobody_else_has() -> None:
+    head = replace(genesis(), address="")
+    steps = machine(standby=True, delay_ms=700.0)
+    steps.begin(at(0))
+    assert found(steps, head) == [m.TakeoverWait(700.0)]
+    assert steps.step(m.TakeoverWoken(at(700))) == [m.ListPage(1000)]
+    (claim,) = found(steps, head, ms=700)
+    assert isinstance(claim, m.SendClaim)
+
+    plain = machine(delay_ms=700.0)
+    plain.begin(at(0))
+    (claim,) = found(plain, head)
+    assert isinstance(claim, m.SendClaim), "a start that does not stand by does not wait"

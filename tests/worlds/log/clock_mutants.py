@@ -14,7 +14,7 @@ from holdfast.commit.format import log_clock
 from holdfast.commit.format.batch import Header
 from holdfast.commit.format.log_clock import LogClock, Moment
 from holdfast.commit.leadership import takeover
-from holdfast.commit.leadership import takeover_machine as t
+from holdfast.commit.leadership import takeover_events as t
 from holdfast.commit.leadership.accepted_clocks import Accepted
 from holdfast.retention.cut import Border
 from holdfast.retention.generations import Generations

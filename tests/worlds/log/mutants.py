@@ -26,10 +26,10 @@ from holdfast.commit.format import batch, chain
 from holdfast.commit.format.batch import encode_body, encode_object
 from holdfast.commit.format.transaction import Committed, Rejected
 from holdfast.commit.leadership import claims, evidence, signs, takeover, takeover_machine
-from holdfast.commit.leadership import takeover_machine as t
+from holdfast.commit.leadership import takeover_events as t
 from holdfast.commit.leadership.suspension import Suspension
-from holdfast.commit.leadership.suspensions import Suspensions
-from holdfast.commit.leadership.takeover_machine import TakeoverMachine
+from holdfast.commit.leadership.suspensions import Suspending, Suspensions
+from holdfast.commit.leadership.takeover_machine import Flow, State, TakeoverMachine
 from holdfast.commit.service import CommitService
 from holdfast.commit.stages import attempts, events, judge, persist, pipeline, release, resolve, sequence
 from holdfast.commit.stages.events import Batch, CommitEntry, Position
@@ -59,7 +59,7 @@ _judged = evidence.judge
 _looked = TakeoverMachine._looked
 _hear = TakeoverMachine._hear
 _at_peace = TakeoverMachine._at_peace
-_resign_if_suspended = CommitService.resign_if_suspended
+_look_at_suspensions = Suspending.look
 _see = TakeoverMachine._see
 _walk_on = claims.walk_on
 
@@ -483,23 +483,23 @@ def like(reply: evidence.Reply, **changes: Any) -> Any:
 
 
 @MUTANTS.breaks("a claimant looks whether the log is suspended", "_stay_out", TakeoverMachine, play=run_suspensions)
-def claim_under_a_suspension(self: TakeoverMachine, _: Suspension) -> t.Flow[t.State | t.Takeover]:
+def claim_under_a_suspension(self: TakeoverMachine, _: Suspension) -> Flow[State | t.Takeover]:
     """The record is read, and means nothing."""
     self._suspension = None
     return (yield from self._stake())
 
 
-@MUTANTS.breaks(
-    "a leader looks whether the log is suspended", "_watch_for_suspension", CommitService, play=run_suspensions
-)
-async def suspension_is_not_watched(self: CommitService) -> None:
+@MUTANTS.breaks("a leader looks whether the log is suspended", "run", Suspending, play=run_suspensions)
+async def suspension_is_not_watched(self: Suspending) -> None:
     """Only claimants look."""
 
 
-@MUTANTS.breaks("a claimant looks again after its claim", "resign_if_suspended", CommitService, play=run_suspensions)
-async def claim_looks_once(self: CommitService) -> Suspension | None:
+@MUTANTS.breaks("a claimant looks again after its claim", "look", Suspending, play=run_suspensions)
+async def claim_looks_once(self: Suspending) -> Suspension | None:
     """What was written after the last look before the claim is found by the next look of a leader."""
-    return None if self.pipeline.persist.head.kind is batch.Kind.CLAIM else await _resign_if_suspended(self)
+    leader = self._leader
+    assert isinstance(leader, CommitService), "a leader of a world"
+    return None if leader.pipeline.persist.head.kind is batch.Kind.CLAIM else await _look_at_suspensions(self)
 
 
 @MUTANTS.breaks("the newest change counts", "in_force", Suspensions, play=run_suspensions)
@@ -510,7 +510,7 @@ async def suspension_never_ends(self: Suspensions) -> Suspension | None:
 
 
 @MUTANTS.breaks("a standby with a delay claims later", "_at_peace", TakeoverMachine, play=run_suspensions)
-def delay_is_forgotten(self: TakeoverMachine) -> t.Flow[t.State | t.Takeover]:
+def delay_is_forgotten(self: TakeoverMachine) -> Flow[State | t.Takeover]:
     """Every standby claims at once."""
     self._is_delayed = True
     return (yield from _at_peace(self))

@@ -217,7 +217,7 @@ class Node:
             )
             self.truncator = Truncator(service, live, options, self.now)
             self._loop.create_task(self.truncator.run()).add_done_callback(self._look_at)
-        if (suspension := await service.resign_if_suspended()) is not None:
+        if (suspension := await service.suspending.look()) is not None:
             await service.close()
             raise suspension.error()
         world.began_to_lead(self)

@@ -6,16 +6,21 @@ which. Suspensions are few and are kept, as a record of who said what.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from typing import Final
+from typing import Any, Final, Protocol
+
+import structlog
 
 from holdfast.commit.leadership.suspension import PREFIX, Suspension, decode_suspension, key_of
-from holdfast.errors import Backpressure
+from holdfast.errors import Backpressure, HoldfastError
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
 from holdfast.sealed import encode_sealed
 
 TRIES: Final = 20
+
+log = structlog.get_logger("holdfast.commit.leadership.suspensions")
 
 
 class Suspensions:
@@ -52,13 +57,61 @@ class Suspensions:
             newest = await self.newest()
             if newest is not None and newest.is_suspended == is_suspended:
                 return newest
-            wanted = Suspension(
+            following = Suspension(
                 number=1 if newest is None else newest.number + 1,
                 is_suspended=is_suspended,
                 author=author,
                 time_ms=time_ms,
                 nonce=secrets.token_hex(16),
             )
-            if await create_exactly(self._store, key_of(wanted.number), encode_sealed(wanted)):
-                return wanted
+            if await create_exactly(self._store, key_of(following.number), encode_sealed(following)):
+                return following
         raise Backpressure("too many writers suspend and resume the log", retry_after_ms=1_000)
+
+
+class Leader(Protocol):
+    """A leader, as far as a suspension ends it."""
+
+    ended: asyncio.Future[Any]
+
+    async def step_down(self) -> None:
+        """Finish work in progress, and resign."""
+        ...
+
+
+class Suspending:
+    """What a leader does about suspensions of its log: it looks once in ``interval_ms``, and resigns under one."""
+
+    def __init__(self, store: ObjectStore, leader: Leader, interval_ms: float) -> None:
+        self._suspensions = Suspensions(store)
+        self._leader = leader
+        self._interval_ms = interval_ms
+        self.cause: Suspension | None = None
+        """Under what the leader has resigned, if that is why."""
+
+    async def look(self) -> Suspension | None:
+        """The suspension in force. The leader has resigned then. Raises: Unavailable, CorruptData."""
+        suspension = await self._suspensions.in_force()
+        if suspension is not None:
+            await self._resign(suspension)
+        return suspension
+
+    async def suspend(self, author: str, time_ms: int) -> None:
+        """Let nobody lead until the log is resumed, durably, and resign. Raises: as ``Suspensions.change``."""
+        await self._resign(await self._suspensions.change(is_suspended=True, author=author, time_ms=time_ms))
+
+    async def _resign(self, suspension: Suspension) -> None:
+        if self._leader.ended.done():
+            return
+        self.cause = suspension
+        log.warning("suspended", number=suspension.number, author=suspension.author)
+        await self._leader.step_down()
+
+    async def run(self) -> None:
+        """Look until the leadership ends. A store that does not answer ends nothing."""
+        while not self._leader.ended.done():
+            await asyncio.wait({self._leader.ended}, timeout=self._interval_ms / 1000.0)
+            try:
+                await self.look()
+            except HoldfastError as error:
+                log.warning("suspension_not_read", error=str(error))

@@ -19,7 +19,7 @@ import structlog
 
 from holdfast.boot import clock_id, clock_ns
 from holdfast.commit.format.batch import HEADER_BYTES, PREFIX, AddressScope, StoresMode, object_name
-from holdfast.commit.leadership import takeover_machine as t
+from holdfast.commit.leadership import takeover_events as t
 from holdfast.commit.leadership.addresses import on_host, on_loopback
 from holdfast.commit.leadership.claims import Identity, read_page
 from holdfast.commit.leadership.evidence import LeaderAnswer, ProcessPlace
@@ -27,7 +27,8 @@ from holdfast.commit.leadership.role import PROMOTED_KEY, ROLE_KEY, RoleRecords
 from holdfast.commit.leadership.signs import SignReader
 from holdfast.commit.leadership.suspension import Suspension
 from holdfast.commit.leadership.suspensions import Suspensions
-from holdfast.commit.leadership.takeover_machine import Takeover, TakeoverMachine, TakeoverRules
+from holdfast.commit.leadership.takeover_events import Takeover
+from holdfast.commit.leadership.takeover_machine import TakeoverMachine, TakeoverRules
 from holdfast.errors import Closed, HoldfastError, Unavailable
 from holdfast.objects.port import ObjectReader, ObjectStore, Unknown, read_if_there
 from holdfast.objects.probe import clean_up, probe

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from holdfast.commit.leadership.takeover import now
 from holdfast.errors import Code, InvalidRequest, Unavailable
 from holdfast.server.http.routes import Response, Route
 from holdfast.server.stores.hosting import StoreHost
@@ -85,7 +86,7 @@ async def force_quorum(call: StoreCall) -> Response:
 async def _suspend(call: StoreCall) -> Response:
     if call.opened.service.lives_in_log:
         answer = _quorum(call, suspended=True)
-        await call.host.gateway.leading().suspend(call.call.who)
+        await call.host.gateway.leading().suspending.suspend(call.call.who, now().wall_ms)
         return call.answer(answer)
     call.host.suspend()
     with _disk_named():
