@@ -165,7 +165,6 @@ class CommitService:
         """The log's ancestors; None until they are known, which takes a moment in a log that was forked."""
         self._spawn(self._watch_for_successors())
         self._spawn(self._show_signs())
-        self._spawn(self.suspending.run())
 
     @classmethod
     async def lead(
@@ -196,6 +195,7 @@ class CommitService:
             await service.close()
             if not options.standby:
                 raise suspension.error()
+        service._spawn(service.suspending.run())
         if genesis is None or genesis.log_id == takeover.claim.log_id:
             service.lineage = Lineage(service.log_id)
         else:

@@ -451,4 +451,6 @@ def run_etiquette(seed: int) -> WorldReport:
 
 def run_suspensions(seed: int) -> WorldReport:
     """The same, of the scenes about who may claim, and when."""
-    return _Etiquette(seed).play(SUSPENSIONS)
+    world = _Etiquette(seed)
+    world.suspends = True
+    return world.play(SUSPENSIONS)

@@ -217,6 +217,8 @@ class Node:
             )
             self.truncator = Truncator(service, live, options, self.now)
             self._loop.create_task(self.truncator.run()).add_done_callback(self._look_at)
+        if world.suspends:
+            self._loop.create_task(service.suspending.run()).add_done_callback(self._look_at)
         if (suspension := await service.suspending.look()) is not None:
             await service.close()
             raise suspension.error()

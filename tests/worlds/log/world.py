@@ -72,6 +72,8 @@ class World(SeededWorld):
         super().__init__(seed, Random(seed))
         self.shape: WorldShape = draw_shape(self.random) if shape is None else shape
         self.truncates = self.shape.retention and not abrupt
+        self.suspends = False
+        """Whether its leaders look for suspensions: a look is an event, and worlds end after so many."""
         # A look takes many requests, so the store is quick where retention matters.
         latency_ms = 2.0 if self.truncates and self.shape.look_ms == OFTEN_MS else self.shape.latency_ms
         self.agenda = Agenda()
