@@ -64,12 +64,15 @@ GROUPS = {
     ),
     "resolve": Group(
         ("commit/stages/judge", "commit/stages/resolve", "commit/window"),
-        ("tests/unit/commit/test_resolve.py", "tests/property/test_recent_writes.py"),
+        (
+            "tests/unit/commit/test_judging.py", "tests/unit/commit/test_resolve.py",
+            "tests/unit/commit/test_window.py",
+        ),
     ),
     "recovery": Group(
         ("commit/format/chain", "commit/leadership/claims", "commit/leadership/evidence", "queue/log/judgement"),
         (
-            "tests/unit/commit/test_chain.py", "tests/unit/commit/test_evidence.py",
+            "tests/unit/commit/test_chain.py", "tests/unit/commit/test_claims.py", "tests/unit/commit/test_evidence.py",
             "tests/unit/commit/test_recovery.py", "tests/unit/queue/test_judgement.py",
         ),
     ),

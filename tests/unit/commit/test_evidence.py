@@ -54,7 +54,7 @@ def test_row_1_a_leader_that_answers_lives_however_old_its_signs_are(same: bool)
 
 def test_row_2_whose_address_is_this_process_s_own_is_gone_at_once() -> None:
     verdict = judge(evidence(Reply.OWN, same=True))
-    assert verdict.gone_in_ms == 0 and verdict.is_proof
+    assert verdict.gone_in_ms == 0 and verdict.is_proof is True
 
 
 @pytest.mark.parametrize("may_come", [True, False])
@@ -63,7 +63,7 @@ def test_row_3_whose_address_another_process_has_in_the_same_place_is_gone_unles
 ) -> None:
     verdict = judge(evidence(Reply.LEADS_NOT, same=True, may_come=may_come))
     assert verdict.gone_in_ms == (PATIENCE_MS if may_come else 0)
-    assert verdict.is_proof is not may_come
+    assert verdict.is_proof is (not may_come)
 
 
 def test_row_4_whose_address_refuses_in_the_same_place_is_gone_after_a_second_of_refusals() -> None:

@@ -10,7 +10,7 @@ from zlib import crc32
 import pytest
 from tests.property.queue_memory_files import MemoryFiles
 
-from holdfast.errors import AlreadyOpen, Code, CorruptData, InvalidRequest
+from holdfast.errors import AlreadyOpen, Code, CorruptData, InvalidRequest, PermissionDenied
 from holdfast.queue.consumers.consumer import ConsumerFiles
 from holdfast.queue.core import QueueCore
 from holdfast.queue.files.cursors import (
@@ -47,7 +47,7 @@ NAME = "q-one.cursor"
 
 
 class Files(MemoryFiles):
-    """Records what changes or ends; ``fails`` names the operations that raise."""
+    """Records what changes or ends; ``fails`` names the operations that raise. All is in the directory 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,11 +59,20 @@ class Files(MemoryFiles):
         if name in self.fails:
             raise OSError(errno.EIO, name)
 
+    def names(self, directory: int) -> list[str]:
+        assert directory == 1
+        return super().names(directory)
+
+    def lock(self, directory: int, name: str) -> int:
+        assert directory == 1
+        return super().lock(directory, name)
+
     def create(self, directory: int, name: str) -> int:
         self.record("create", name)
         return super().create(directory, name)
 
     def open(self, directory: int, name: str, *, write: bool) -> int:
+        assert directory == 1
         self.record("open", name, write)
         return super().open(directory, name, write=write)
 
@@ -178,6 +187,8 @@ def test_a_damaged_cursor_holds_and_has_committed_nothing(files: Files) -> None:
     assert third is not None and (third.committed_seq, third.holds, third.of_work_queue) == (9, False, True)
     files.put("q-four.cursor", slots((3, value(9))) + b"more than the slots")
     assert read_cursor(pages_of(files), "four") is not None
+    files.put("q-five.cursor", bytes(SLOTS_BYTES) + b"more than the slots")
+    assert read_cursor(pages_of(files), "five") is None
 
 
 def test_after_an_error_the_same_slot_is_written_again(files: Files) -> None:
@@ -358,6 +369,20 @@ def test_an_error_of_the_disk_while_a_name_is_locked_is_raised_as_it_is(
     assert type(raised.value) is OSError
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_name_that_may_not_be_locked_is_refused_with_the_cause(
+    files: Files, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def forbids(directory: int, name: str) -> int:
+        raise OSError(number, "this is forbidden")
+
+    monkeypatch.setattr(files, "lock", forbids)
+    with pytest.raises(PermissionDenied) as refused:
+        lock_name(pages_of(files), "one")
+    assert refused.value.message == "a cursor cannot be kept here"
+    assert refused.value.fields == {"name": "one", "cause": "this is forbidden"}
+
+
 # ---- where a consumer begins -----------------------------------------------------------------------------------------
 
 
@@ -438,7 +463,7 @@ def test_a_slot_has_its_bytes_by_the_table() -> None:
         fields = (b"HFQS" + pack("<HHQ", 1, len(data), generation) + data).ljust(508, b"\0")
         assert encode_slot(generation, data) == fields + pack("<I", crc32(fields))
         assert newest_slot(slots((generation, data))) == (generation, data)
-    with pytest.raises(AssertionError, match="a value fits into its slot"):
+    with pytest.raises(AssertionError, match=r"^a value fits into its slot"):
         encode_slot(1, content + b"x")
     assert (slot_offset(6), slot_offset(7), SLOT_BYTES, VALUE_BYTES_MAX) == (0, 512, 512, 492)
 
@@ -467,7 +492,7 @@ def test_the_newest_slot_that_verifies_counts() -> None:
 
 
 def test_an_identity_has_its_bytes_by_the_table() -> None:
-    for serializer in ("", "json"):
+    for serializer in ("", "json", "X"):
         fields = b"HFQUEUE\0" + pack("<HHI16sI24s", 1, 0, 2, bytes(range(16)), 4096, serializer.encode())
         data = encode_identity(QueueIdentity(bytes(range(16)), 4096, 2, serializer))
         assert data == fields + pack("<I", crc32(fields)) and len(data) == 64

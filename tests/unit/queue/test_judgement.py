@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 
+from holdfast.queue.format.meta import PagePosition, WritePosition
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader
 from holdfast.queue.log.judgement import (
     LOST_PAGES_MAX,
@@ -20,6 +22,7 @@ from holdfast.queue.log.judgement import (
     end_of,
     first_seq_of,
     following_of,
+    proof_of,
 )
 
 SEAL, NOTHING, INVALID, EXHAUSTED = Here.SEAL, Here.NOTHING, Here.INVALID, Here.EXHAUSTED
@@ -75,6 +78,7 @@ def test_a_damaged_page_is_unused_only_after_a_page_in_use_with_room_and_without
         assert not LostPage(3, 4096, 0).is_unused(proof, is_first=is_first)
         assert not LostPage(4, 4096, HEADER_BYTES + 1).is_unused(proof, is_first=is_first)
         assert not LostPage(4, 0, 0).is_unused(proof, is_first=is_first)
+        assert not LostPage(4, HEADER_BYTES, 0).is_unused(proof, is_first=is_first)
         assert not LostPage(4, 4096, 0, indexed=True).is_unused(proof, is_first=is_first)
         assert LostPage(4, 4096, 0).is_unused(Proof(), is_first=is_first) is not is_first
 
@@ -118,6 +122,7 @@ def test_where_every_proof_is_gone_the_loss_is_unknown_and_no_number_is_given_ag
     [
         (Proof(first_page=1), False, 1),  # the pages before it are lost
         (Proof(first_page=3, first_seq=61), False, 61),
+        (Proof(first_page=3, first_seq=40), False, 40),  # the messages before its base are lost
         (Proof(first_page=2, first_seq=40), False, 40),  # page 2 is lost
         (Proof(first_page=4, first_seq=90), False, 61),  # retention was stopped before it removed page 3
         (Proof(), False, 61),  # without a record it may have been retention
@@ -132,6 +137,49 @@ def test_the_first_message_is_the_first_that_retention_has_not_removed(
 
 def test_a_first_page_with_number_one_has_lost_what_is_below_its_base() -> None:
     assert first_seq_of(header(61, number=1), Proof(), damaged=False) == 1
+
+
+BOOT, OTHER_BOOT = b"b" * 16, b"o" * 16
+DURABLE, END = PagePosition(2, 22, 50, 0, 700), PagePosition(3, 33, 60, 0, 800)
+
+
+def record(*, clean: bool = False, durable: PagePosition = DURABLE, end: PagePosition = END) -> WritePosition:
+    return WritePosition(end, 0, 0, 0, 0, clean, durable, BOOT, first_page=1, first_seq=7)
+
+
+def salts(salts: dict[int, int]) -> Callable[[int], PageHeader | None]:
+    """The headers of pages with these salts; of page 0 nothing is asked."""
+
+    def header_of(page: int) -> PageHeader | None:
+        assert page
+        return header(0, number=page)._replace(salt=salts[page]) if page in salts else None
+
+    return header_of
+
+
+@pytest.mark.parametrize("known", [{2: 22, 3: 33}, {2: 22}, {3: 33}, {}])
+def test_a_record_proves_what_was_written_in_this_boot_or_before_a_clean_end_and_else_what_was_synced(
+    known: dict[int, int],
+) -> None:
+    written = Proof(60, True, 3, 800, first_page=1, first_seq=7)
+    synced = Proof(50, False, 2, 700, first_page=1, first_seq=7)
+    assert proof_of(record(), BOOT, salts(known)) == written
+    assert proof_of(record(clean=True), OTHER_BOOT, salts(known)) == written._replace(complete=True)
+    assert proof_of(record(), OTHER_BOOT, salts(known)) == synced
+    assert proof_of(record(), OTHER_BOOT, salts({**known, 3: 34})) == synced
+    assert proof_of(record(), BOOT, salts({**known, 3: 34})) == synced._replace(ordered=True)
+    later = DURABLE._replace(next_seq=99)
+    assert proof_of(record(durable=later), BOOT, salts(known)).owed_seq == 99
+
+
+def test_a_record_of_another_life_of_its_page_or_none_proves_nothing() -> None:
+    for all_lost in (False, True):
+        assert proof_of(record(), BOOT, salts({2: 23, 3: 33}), all_lost=all_lost) == Proof(all_lost=False)
+        assert proof_of(None, BOOT, salts({}), all_lost=all_lost) == Proof(all_lost=all_lost)
+    assert proof_of(None, BOOT, salts({})) == Proof()
+    assert Proof().all_lost is False
+    first = DURABLE._replace(page=0)
+    assert proof_of(record(durable=first), BOOT, salts({0: 1, 3: 33})).page == 3
 
 
 def test_after_a_restart_a_later_frame_proves_nothing() -> None:

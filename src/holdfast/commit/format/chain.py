@@ -19,18 +19,18 @@ from holdfast.commit.format.batch import (
     StoresMode,
     jump,
 )
-from holdfast.errors import Code, CorruptData, NotFound
+from holdfast.errors import CorruptData, NotFound
 from holdfast.values import FORK_JUMP_MIN, Slot, slot_text
 
 
 def broken(rule: str, slot: int, **facts: str | int) -> CorruptData:
     """The error for a log that breaks ``rule`` at ``slot``."""
-    return CorruptData(f"log is damaged: {rule}", code=Code.CORRUPT_LOG, facts={"slot": slot_text(slot), **facts})
+    return CorruptData(f"log is damaged: {rule}", facts={"slot": slot_text(slot), **facts})
 
 
 def has_gone(error: NotFound) -> CorruptData:
     """A missing object that the log needs is damage."""
-    return CorruptData("log is damaged: an object has gone", code=Code.CORRUPT_LOG, facts=error.fields)
+    return CorruptData("log is damaged: an object has gone", facts=error.fields)
 
 
 def check_genesis(header: Header) -> None:

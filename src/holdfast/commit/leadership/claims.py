@@ -108,7 +108,6 @@ def read_page(rows: Sequence[tuple[str, int]]) -> NewestKeys:
         if slot is None:
             raise CorruptData(
                 "a key under batches/ is not a slot",
-                code=Code.CORRUPT_LOG,
                 key=name,
                 hint="move the foreign object away; nothing but Holdfast may write under batches/",
             )
@@ -155,9 +154,7 @@ def plan_recovery(
     if newest not in objects:
         return newest
     head = decode_header(objects[newest], slot=newest)
-    claim_slot = newest if head.kind is Kind.CLAIM else head.claim
-    if page.claims:
-        claim_slot = min(claim_slot, *page.claims)
+    claim_slot = min([head.claim, *page.claims])
     listed = frozenset(page.slots)
     if claim_slot in listed and claim_slot not in objects:
         return claim_slot

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 SUFFIX = ".cursor"
+_NOTHING_DONE = Cursor(0, of_work_queue=False, holds=True)
 
 
 class CursorFile(SlotFile):
@@ -41,7 +42,7 @@ def read_cursor(pages: PageDirectory, name: str) -> Cursor | None:
         return None
     slot = newest_slot(data)
     cursor = decode_cursor(slot[1]) if slot is not None else None
-    return Cursor(0, of_work_queue=False, holds=True) if cursor is None and any(data) else cursor
+    return _NOTHING_DONE if cursor is None and any(data) else cursor
 
 
 def _cursors(pages: PageDirectory, unwritten: Cursor | None = None) -> Iterable[tuple[str, Cursor]]:
@@ -68,7 +69,7 @@ def first_held_seq(pages: PageDirectory) -> int | None:
 
 def first_unconsumed_seq(pages: PageDirectory) -> int | None:
     """The first message that any cursor has not committed; None without cursors. A damaged one committed nothing."""
-    cursors = _cursors(pages, unwritten=Cursor(0, of_work_queue=False, holds=True))
+    cursors = _cursors(pages, unwritten=_NOTHING_DONE)
     return min((cursor.committed_seq + 1 for _, cursor in cursors), default=None)
 
 

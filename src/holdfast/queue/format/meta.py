@@ -149,16 +149,16 @@ def newest_slot(data: bytes) -> tuple[int, bytes] | None:
     >>> newest_slot(old + new), newest_slot(old + new[:-1]), newest_slot(b"")
     ((7, b'new'), (6, b'old'), None)
     """
-    best: tuple[int, bytes] | None = None
+    slots: list[tuple[int, bytes]] = []
     for start in (0, SLOT_BYTES):
         slot = data[start : start + SLOT_BYTES]
         if len(slot) < SLOT_BYTES or _CHECK.unpack_from(slot, SLOT_BYTES - 4)[0] != crc32(slot[: SLOT_BYTES - 4]):
             continue
         magic, version, length, generation = SLOT_HEAD.unpack_from(slot)
         fits = length <= VALUE_BYTES_MAX and slot_offset(generation) == start
-        if (magic, version) == (SLOT_MAGIC, SLOT_VERSION) and fits and (best is None or generation > best[0]):
-            best = generation, slot[SLOT_HEAD.size : SLOT_HEAD.size + length]
-    return best
+        if (magic, version) == (SLOT_MAGIC, SLOT_VERSION) and fits:
+            slots.append((generation, slot[SLOT_HEAD.size : SLOT_HEAD.size + length]))
+    return max(slots, default=None)
 
 
 WRITE_POSITION = Struct("<QQQqIIIIIIQQQqII16sQQ")

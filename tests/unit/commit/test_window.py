@@ -1,0 +1,265 @@
+"""The conflict window to the letter: where its keys are after each step, and what its check notices.
+
+``window_life.txt`` has the steps of a short life, and what each changes in the window. ``HOLDFAST_RECORD=1`` writes
+what happens into the file instead; explain such a change where it is committed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.property.test_recent_writes import live
+
+from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
+from holdfast.commit.window import (
+    BOUND_BYTES,
+    KEY_BYTES,
+    VERSION_BYTES,
+    DeletedRanges,
+    RecentWrites,
+    Run,
+    WindowGeneration,
+    WindowShape,
+)
+
+LIFE = Path(__file__).with_name("window_life.txt")
+RECORD = os.environ.get("HOLDFAST_RECORD") == "1"
+SHAPE = WindowShape(
+    leaf_keys=3,
+    slice_keys=6,
+    generation_keys=14,
+    generation_slices=4,
+    block_keys=2,
+    work_keys=4,
+    slice_bounds=4,
+    generation_bounds=7,
+)
+ROOMY = 1 << 30
+STEPS = 60
+
+
+def shown_run(run: Run) -> str:
+    blocks = "" if run._newest_by_block is None else f"~{len(run._newest_by_block)}"
+    return f"{run.rank}@{run.last_version}:{b' '.join(run.keys).decode()}{blocks}"
+
+
+def shown_generation(generation: WindowGeneration) -> str:
+    if generation.empty and generation.after == generation.last_version:
+        return f"({generation.after}]"
+    order = "by time" if generation.run_begins is None else "by key"
+    runs = ", ".join(map(shown_run, generation.runs))
+    deleted = generation.deleted
+    steps = "" if deleted is None else f", deleted {list(zip(deleted.bounds, deleted.versions, strict=True))}"
+    return (
+        f"({generation.after}, {generation.last_version}] {len(generation.versions)} keys, {generation.run_keys} in"
+        f" runs {order} [{runs}]{steps}, {generation.slices} slices, {generation.transactions} transactions,"
+        f" {generation.payload_bytes} bytes"
+    )
+
+
+def shown(window: RecentWrites) -> list[str]:
+    """All that the window holds."""
+    keys = (b" ".join(part).decode() for part in (window._open_keys, window._sorted_open_keys))
+    gone = [len(run.keys) for run in window._releasing_runs], [len(versions) for versions in window._releasing_versions]
+    merges = [(merge.generation.last_version, merge._positions, merge.content_bytes) for merge in window._merges]
+    return [
+        f"floor {window.floor}, newest {window.last_version}, open [{'] ['.join(keys)}], releases {gone}, {merges}",
+        *map(shown_generation, window._generations),
+    ]
+
+
+def lived(bytes_max: int) -> list[str]:
+    """A life in which every way of closing, merging and dropping is met: its steps, and what is new after each."""
+    chance = random.Random(7)
+    window, lines, before = RecentWrites(100, bytes_max=bytes_max, shape=SHAPE), list[str](), list[str]()
+
+    def key() -> bytes:
+        return b"%02d" % chance.randrange(40)
+
+    def operation() -> Operation:
+        kind = chance.random()
+        if kind < 0.12:
+            begin = key()
+            return RangeDelete(begin, None if kind < 0.01 else begin + b"~" if kind < 0.06 else b"%02d" % 40)
+        return Delete(key()) if kind < 0.3 else Write(key(), b"")
+
+    for step in range(STEPS):
+        version = window.last_version + chance.choice([1, 1, 3])
+        operations = [operation() for _ in range(chance.choice([1, 1, 2, 4]))]
+        deletions = window.record(version, operations)
+        told = f"step {step}: {version} {len(operations)} operations, {deletions} deletions"
+        if step % 3 == 0:
+            asked = max(window.floor, version - 12)
+            answers = window.range_changed_after(b"05", b"30", asked), window.changed_after(b"20", asked)
+            told += f", changed after {asked}: {answers}"
+        if step % 7 == 6:
+            window.expire(version - 30)
+            told += f", expired through {version - 30}"
+        window.check()
+        after = shown(window)
+        lines += [told, *(f"    {line}" for line in after if line not in before)]
+        before = after
+    return lines
+
+
+def test_the_window_holds_after_each_step_of_a_life_what_the_file_says() -> None:
+    text = "\n".join([*lived(ROOMY), *lived(40_000), ""])
+    if RECORD:
+        LIFE.write_text(text)
+    assert text == LIFE.read_text()
+
+
+@pytest.mark.parametrize("bytes_max", [ROOMY, 1, 2_000])
+def test_a_window_answers_in_a_few_lives_as_a_list_of_all_changes(bytes_max: int) -> None:
+    live(range(4), 250, bytes_max=bytes_max)
+
+
+# ---- bytes -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_dropped_counts_until_it_is_given_back() -> None:
+    window = RecentWrites(0, bytes_max=ROOMY, shape=SHAPE)
+    empty = window.bytes_used()
+    for version in range(1, 8):
+        window.record(version, [Write(b"%03d" % version, b"")])
+    window.record(8, [RangeDelete(b"ab", b"abc")])
+    held = window.bytes_used()
+    content = 7 * (3 + KEY_BYTES) + 5 + 2 * BOUND_BYTES
+    assert held - empty >= content + VERSION_BYTES
+    window.expire(8)
+    assert window.bytes_used() > held, "the new generations, and all that was dropped"
+    for _ in range(9):
+        window.expire(8)
+        window.check()
+    assert window.bytes_used() == empty
+
+
+def test_a_bound_of_bytes_raises_the_floor_to_the_end_of_the_oldest_generations() -> None:
+    window = RecentWrites(0, bytes_max=2_000, shape=SHAPE)
+    floors = []
+    for version in range(1, 60):
+        window.record(version, [Write(b"%0100d" % version, b"")])
+        window.expire(0)
+        floors.append(window.floor)
+        assert window._window_bytes() <= 2_000 or window.floor == version
+    assert floors == sorted(floors) and 0 < floors[-1] < 59
+
+
+@pytest.mark.parametrize(
+    ("bytes_max", "slice_keys", "generation_keys"), [(6_400, 1, 8), (6_408, 1, 9), (6_464, 2, 10), (12_800, 2, 16)]
+)
+def test_a_slice_ends_at_a_64th_of_the_bound_and_a_generation_at_an_eighth(
+    bytes_max: int, slice_keys: int, generation_keys: int
+) -> None:
+    key_bytes = 100 - KEY_BYTES - VERSION_BYTES
+    window = RecentWrites(0, bytes_max=bytes_max)
+    for version in range(1, 60):
+        window.record(version, [Write(b"%0*d" % (key_bytes, version), b"")])
+        assert len(window._young.versions) == version % slice_keys
+    assert len(window._generations[-1].versions) == generation_keys
+
+
+# ---- questions and changes that are bugs -----------------------------------------------------------------------------
+
+
+def test_a_bug_of_the_caller_is_named() -> None:
+    window = RecentWrites(5, bytes_max=ROOMY)
+    window.record(6, [Write(b"a", b"")])
+    window.record(6, [Write(b"b", b"")], further=True)
+    assert window.changed_after(b"a", 5) == window.changed_after(b"b", 5) == 6
+    cases: list[tuple[str, Callable[[], object]]] = [
+        ("versions rise strictly", lambda: window.record(6, [])),
+        ("versions rise strictly", lambda: window.record(5, [], further=True)),
+        ("no question is asked below the floor", lambda: window.changed_after(b"a", 4)),
+        ("no question is asked below the floor", lambda: window.range_changed_after(b"a", None, 4)),
+        ("no question is asked about an empty range", lambda: window.range_changed_after(b"a", b"a", 5)),
+        ("an empty range is refused at the door", lambda: window.record(8, [RangeDelete(b"a", b"a")])),
+    ]
+    for words, call in cases:
+        with pytest.raises(AssertionError, match=f"^{words}"):
+            call()
+
+
+# ---- what the check notices ------------------------------------------------------------------------------------------
+
+
+def grown() -> RecentWrites:
+    """With keys in every place: open ones in order, the young generation, a resting, a growing and closed ones."""
+    window = RecentWrites(0, bytes_max=ROOMY, shape=SHAPE)
+    for version in range(1, 60):
+        window.record(version, [Write(b"%03d" % (version * 7 % 60), b""), Write(b"%03d" % (version % 60), b"")])
+        if version % 9 == 0:
+            window.record(version, [RangeDelete(b"a", b"b"), RangeDelete(b"c", b"d")], further=True)
+    window.range_changed_after(b"a", None, 0)
+    window.check()
+    return window
+
+
+def by_time(window: RecentWrites) -> WindowGeneration:
+    return next(each for each in window._generations if each.run_begins is None and len(each.runs) > 1)
+
+
+def by_key(window: RecentWrites) -> WindowGeneration:
+    return next(each for each in window._generations if each.run_begins is not None)
+
+
+def ranges(window: RecentWrites) -> DeletedRanges:
+    return next(each.deleted for each in window._generations if each.deleted is not None)
+
+
+def second_key_twice(window: RecentWrites) -> None:
+    generation = by_key(window)
+    run = generation.runs[0]
+    run.keys = (run.keys[0], *run.keys)
+    generation.run_keys += 1
+
+
+def unsorted(window: RecentWrites) -> None:
+    run = next(run for run in by_time(window).runs if len(set(run.keys)) > 1)
+    run.keys = run.keys[::-1]
+
+
+def before_its_run(window: RecentWrites) -> None:
+    generation = by_time(window)
+    generation.versions[generation.runs[-1].keys[0]] = generation.after
+
+
+DAMAGES: dict[str, Callable[[RecentWrites], object]] = {
+    "every bound has a version": lambda window: ranges(window).versions.append(0),
+    "bounds rise": lambda window: ranges(window).bounds.__setitem__(1, ranges(window).bounds[0]),
+    "deletions fit": lambda window: ranges(window).versions.__setitem__(0, 99),
+    "a generation does not end before it begins": lambda window: setattr(window._generations[-1], "after", 99),
+    "versions fit": lambda window: by_key(window).versions.__setitem__(by_key(window).runs[0].keys[0], 99),
+    "the keys in runs are counted": lambda window: setattr(by_time(window), "run_keys", 1),
+    "the runs list exactly the keys": lambda window: by_time(window).versions.__setitem__(
+        b"new", by_time(window).last_version
+    ),
+    "a run is sorted": unsorted,
+    "runs are ordered by time": lambda window: setattr(by_time(window).runs[0], "last_version", 99),
+    "a run lists what changed in it": before_its_run,
+    "merged runs list each key once, in order": second_key_twice,
+    "merged runs are found by their first key": lambda window: by_key(window).run_begins.__setitem__(  # type: ignore[union-attr]
+        0, b"another"
+    ),
+    "the young generation is the first": lambda window: setattr(window, "_young", WindowGeneration(59)),
+    "generations do not overlap": lambda window: setattr(window._generations[-2], "after", 1),
+    "the young generation is up to date": lambda window: setattr(window, "last_version", 60),
+    "nothing outlives the floor": lambda window: setattr(window, "floor", window._generations[-1].last_version),
+    "the sorted open keys are sorted": lambda window: window._sorted_open_keys.reverse(),
+    "closed bytes are counted": lambda window: setattr(window, "_closed_bytes", window._closed_bytes + 1),
+    "what is gone is not counted": lambda window: setattr(window, "_releasing_bytes", 1),
+}
+
+
+@pytest.mark.parametrize("words", DAMAGES)
+def test_a_broken_invariant_is_noticed_by_its_name(words: str) -> None:
+    window = grown()
+    while window._releasing_runs or window._releasing_versions:
+        window.expire(0)
+    DAMAGES[words](window)
+    with pytest.raises(AssertionError, match=f"^{words}"):
+        window.check()
