@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import Any
 from zlib import crc32
 
@@ -20,7 +20,7 @@ from holdfast.spark.tables.buckets import (
     LATEST_ROWS,
     BucketPart,
     Placement,
-    each_bucket,
+    bucket_changes,
     in_buckets,
     merge_latest,
     newest_points,
@@ -106,7 +106,7 @@ def test_each_bucket_gets_its_points_and_every_range_delete_in_log_order(
         found[bucket] = changes.to_pylist()
         return file_rows([TableFile("", 0, 0, {}, "")])
 
-    list(each_bucket(rewrite, iter(carried(operations, buckets, tasks, as_is))))
+    list(starmap(rewrite, bucket_changes(iter(carried(operations, buckets, tasks, as_is)))))
     for bucket in range(buckets):
         own = [each for each in operations if each["kind"] == "range_delete" or crc32(each["key"]) % buckets == bucket]
         assert found.get(bucket, []) == own
@@ -138,7 +138,9 @@ def test_many_range_deletes_for_many_buckets_are_not_copied_all_at_once(monkeypa
         return file_rows([TableFile("", 0, 0, {}, "")])
 
     place = ("bucket", "version", "position")
-    list(each_bucket(rewrite, iter(sorted(packed, key=lambda row: [row[name][0].as_py() for name in place]))))
+    list(
+        starmap(rewrite, bucket_changes(iter(sorted(packed, key=lambda row: [row[name][0].as_py() for name in place]))))
+    )
     ranges = [each for each in operations if each["kind"] == "range_delete"]
     assert len(found) == 40
     assert all(found[bucket] == ranges for bucket in range(40) if bucket != crc32(b"a") % 40)
@@ -164,7 +166,7 @@ def test_what_a_task_leaves_out_changes_no_value(
         found.update({row["key"]: (row["value"], row["version"]) for row in part.rows.to_pylist()})
         return file_rows([TableFile("", 0, 0, {}, "")])
 
-    list(each_bucket(rewrite, iter(carried(operations, buckets, tasks, newest_points))))
+    list(starmap(rewrite, bucket_changes(iter(carried(operations, buckets, tasks, newest_points)))))
     assert found == applied(held, operations)
 
 

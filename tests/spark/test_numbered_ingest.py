@@ -24,8 +24,8 @@ from holdfast.errors import AlreadyOpen, Closed, Code, Fenced, InvalidRequest, U
 from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.ingest.ingest import Ingest, commit_stream
 from holdfast.spark.ingest.live_requests import LiveRequests
+from holdfast.spark.ingest.micro_batches import Stages
 from holdfast.spark.ingest.numbered_source import DurableSource, NumberedSource, QueueSource
-from holdfast.spark.ingest.stages import Stages
 from holdfast.spark.ingest.verdict_output import VerdictStore
 from holdfast.spark.messages.durable_client import DurableClient
 
@@ -157,7 +157,7 @@ def test_a_killed_ingest_goes_on_without_its_checkpoint_and_each_request_counts_
                 monkeypatch.setattr(DurableClient, "acknowledge_own", lambda me, *_: [real(me, 9), dies()])
             case _:
                 monkeypatch.setattr("holdfast.spark.ingest.micro_batches.WAVE", 1)
-                monkeypatch.setattr("holdfast.spark.ingest.stages.Stages.persist", _one_group_and_no_more())
+                monkeypatch.setattr("holdfast.spark.ingest.micro_batches.Stages.persist", _one_group_and_no_more())
         with pytest.raises(Killed):
             first.micro_batch(offered(spark, desk.requests), 1)
         if first._stages is not None:  # its process dies: it answers nobody any more

@@ -28,7 +28,7 @@ from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.source.chain import live_chain, log_head, read_header
 from holdfast.spark.source.plan import ReadPlan, plan_of, plan_read
 from holdfast.spark.source.shapes import row_filter
-from holdfast.spark.source.tail import starting_position
+from holdfast.spark.source.stream import starting_position
 from holdfast.values import Version
 
 COMMITS = 600

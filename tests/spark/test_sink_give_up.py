@@ -105,7 +105,7 @@ def test_what_is_listed_as_committed_is_in_the_log_and_the_rest_never_is(
 def end(options: WriteOptions, what: WriteId) -> None:
     """What a run with the token of a write that is done does: it sends nothing, and compares the rows."""
     from holdfast.spark.sink.record import finish
-    from holdfast.spark.sink.sending import digest_rows
+    from holdfast.spark.sink.writer import digest_rows
 
     rows = dealt(what.name, 1)
     with open_client(options) as client:

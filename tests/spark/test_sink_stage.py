@@ -31,12 +31,11 @@ from holdfast.objects.port import ObjectStore
 from holdfast.retention.job_holds import FOLDER
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.runtime.service_client import ServiceClient
-from holdfast.spark.sink import sending, stage
+from holdfast.spark.sink import stage, writer
 from holdfast.spark.sink import task as sink_task
 from holdfast.spark.sink.identity import SentPartition
 from holdfast.spark.sink.progress import Note, PartitionNotes
 from holdfast.spark.sink.record import WriteId, begin, job_of
-from holdfast.spark.sink.sending import send_staged, stage_partition
 from holdfast.spark.sink.stage import (
     MANIFEST,
     ServiceStage,
@@ -49,6 +48,7 @@ from holdfast.spark.sink.stage import (
     rows_of,
 )
 from holdfast.spark.sink.task import send_partition
+from holdfast.spark.sink.writer import send_staged, stage_partition
 
 ROWS = 23
 _applications = itertools.count()
@@ -65,7 +65,7 @@ def fate(monkeypatch: pytest.MonkeyPatch) -> Fate:
     """Small chunks and parts, one connection, and a fate that every request shares."""
     monkeypatch.setattr(sink_task, "CHUNK_TRANSACTIONS", 4)
     monkeypatch.setattr(stage, "PART_BYTES", 600)
-    monkeypatch.setattr(sending, "CONNECTIONS", 1)
+    monkeypatch.setattr(writer, "CONNECTIONS", 1)
     shared = Fate()
     run = ServiceClient.run
 
@@ -206,8 +206,8 @@ def test_a_sender_that_comes_late_sends_nothing_after_done(
 
 def sent_before_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are sent that no manifest names."""
-    monkeypatch.setattr(sending, "fix_manifest", lambda _, __, staged: WriteManifest(tuple(staged)))
-    monkeypatch.setattr(sending, "has_notes", lambda *_: False)
+    monkeypatch.setattr(writer, "fix_manifest", lambda _, __, staged: WriteManifest(tuple(staged)))
+    monkeypatch.setattr(writer, "has_notes", lambda *_: False)
 
 
 def sent_from_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,8 +217,8 @@ def sent_from_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         fix_manifest(stage, write, staged)
         return WriteManifest(tuple(staged))
 
-    monkeypatch.setattr(sending, "fix_manifest", own)
-    monkeypatch.setattr(sending, "has_notes", lambda *_: False)
+    monkeypatch.setattr(writer, "fix_manifest", own)
+    monkeypatch.setattr(writer, "has_notes", lambda *_: False)
     monkeypatch.setitem(globals(), "find_manifest", lambda *_: None)
 
 
@@ -237,14 +237,14 @@ def staged_objects_are_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def removed_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """The staged rows are removed before the record says done."""
-    end = sending.finish
+    end = writer.finish
 
     def early(client: ServiceClient, options: WriteOptions, what: WriteId, sent: Sequence[SentPartition]) -> None:
         with open_stage(options, client) as opened:
             opened.remove(what.token)
         end(client, options, what, sent)
 
-    monkeypatch.setattr(sending, "finish", early)
+    monkeypatch.setattr(writer, "finish", early)
 
 
 @pytest.mark.parametrize(

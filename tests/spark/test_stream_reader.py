@@ -22,7 +22,7 @@ from holdfast.objects.open import open_store
 from holdfast.spark.columns import COLUMNS, RowShape
 from holdfast.spark.option_values import Mode
 from holdfast.spark.options import parse_read_options
-from holdfast.spark.source import tail
+from holdfast.spark.source import stream as tail
 from holdfast.spark.source.stream import HoldfastStreamReader
 from holdfast.values import Version
 

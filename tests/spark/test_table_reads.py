@@ -20,7 +20,7 @@ from holdfast.objects.directory.store import DurableDirectory
 from holdfast.spark import read_table
 from holdfast.spark.option_values import TableFilter
 from holdfast.spark.options import TableOptions
-from holdfast.spark.runtime.table_reads import GAP_BYTES, ByteRange, RangedParquet, TableReads
+from holdfast.spark.runtime.table_files import GAP_BYTES, ByteRange, RangedParquet, TableReads
 from holdfast.spark.source.table import arrow_columns, plan, rows, spark_columns, table_reader
 from holdfast.spark.source.table_filters import Test as RowTest
 
@@ -247,7 +247,7 @@ def test_a_range_is_asked_for_again_while_the_store_does_not_answer(
 
 
 def test_ranges_that_are_nearly_adjacent_are_read_together() -> None:
-    from holdfast.spark.runtime.table_reads import merged
+    from holdfast.spark.runtime.table_files import merged
 
     apart = [ByteRange(0, 10), ByteRange(11 + GAP_BYTES, 30 + GAP_BYTES)]
     assert merged(apart) == apart

@@ -42,7 +42,7 @@ from holdfast.spark.runtime.doctor import Diagnosis, diagnose
 from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.runtime.session import java_without_sigterm, session, task_errors
 from holdfast.spark.sink import give_up as sink
-from holdfast.spark.sink.sending import open_client
+from holdfast.spark.sink.writer import open_client
 from holdfast.spark.source.chain import log_head
 from holdfast.spark.tables.buckets import History, Latest
 from holdfast.spark.tables.changes import Changes

@@ -24,7 +24,7 @@ from holdfast.errors import Code, HoldfastError, NotFound
 from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread
-from holdfast.spark.runtime.tasks import running_task
+from holdfast.spark.runtime.tasks import in_tasks, running_task
 from holdfast.spark.sink.identity import token_of
 from holdfast.spark.sink.stage import (
     ObjectStage,
@@ -102,25 +102,21 @@ class FixedRows:
         NotFound (``stage_lost``) and CorruptData."""
         url, application, write, columns = self.url, self._application, self.write, like.columns
 
-        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def read(own: Iterator[StagedPart]) -> Iterator[pa.RecordBatch]:
             with StoreThread(url) as thread:
                 stage = ObjectStage(thread, FOLDER, application)
-                for batch in batches:
-                    for part in batch["part"].to_pylist():
-                        named = StagedPartition(0, (msgspec.json.decode(part, type=StagedPart),))
-                        for rows in _rows_of_part(stage, write, named):
-                            if rows.schema.names != columns:
-                                raise bad_configuration(
-                                    "a load of this name has begun with other columns",
-                                    hint="finish it with its own input, or give this one a name of its own",
-                                    began_with=", ".join(rows.schema.names),
-                                    now=", ".join(columns),
-                                )
-                            yield rows
+                for rows in _rows_of(stage, write, StagedPartition(0, tuple(own))):
+                    if rows.schema.names != columns:
+                        raise bad_configuration(
+                            "a load of this name has begun with other columns",
+                            hint="finish it with its own input, or give this one a name of its own",
+                            began_with=", ".join(rows.schema.names),
+                            now=", ".join(columns),
+                        )
+                    yield rows
 
-        parts = [(msgspec.json.encode(part),) for each in manifest.partitions for part in each.parts]
-        named = like.sparkSession.createDataFrame(parts, "part binary")
-        return named.repartition(max(1, len(parts) // PARTS_IN_A_TASK)).mapInArrow(read, like.schema)
+        parts = [part for each in manifest.partitions for part in each.parts]
+        return in_tasks(like.sparkSession, parts, read, like.schema, max(1, len(parts) // PARTS_IN_A_TASK))
 
     def remove(self) -> None:
         """Remove the rows, which no run needs any more, and what older runs without a name have left."""
@@ -131,7 +127,7 @@ class FixedRows:
             log.warning("stage_not_removed", application=self._application, error=error.statement())
 
 
-def _rows_of_part(stage: ObjectStage, write: str, named: StagedPartition) -> Iterator[pa.RecordBatch]:
+def _rows_of(stage: ObjectStage, write: str, named: StagedPartition) -> Iterator[pa.RecordBatch]:
     try:
         yield from rows_of(stage, write, named)
     except NotFound as error:

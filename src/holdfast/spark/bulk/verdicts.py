@@ -8,8 +8,8 @@ version that broke it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ from holdfast.spark.bulk.sequencing import Fate, Numbers
 from holdfast.spark.log.delta_output import DeltaOutput
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.table_files import FILES_TYPE, file_rows, new_files, write_table
+from holdfast.spark.runtime.tasks import grouped
 
 _CONFLICT: Final = pa.struct([("precondition", pa.int32()), ("version", pa.int64())])
 VERDICTS: Final = pa.schema(
@@ -76,18 +77,8 @@ def write_verdicts(
     url = output.location.url
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        held: list[pa.Table] = []
-        for chunk, verdict, row in chunk_parts(batches):
-            asks = read_stream(row["asks"])
-            numbers = np.arange(chunk.first + 1, chunk.first + 1 + asks.num_rows)
-            columns = [pa.array(numbers), asks["order"], asks["request_id"]]
-            columns += [verdict[name] for name in VERDICTS.names[3:]]
-            held.append(pa.Table.from_arrays(columns, schema=VERDICTS))
-            if sum(table.num_rows for table in held) >= ROWS_IN_A_FILE:
-                yield file_rows([write_table(url, pa.concat_tables(held), {}, ("position",))])
-                held = []
-        if held:
-            yield file_rows([write_table(url, pa.concat_tables(held), {}, ("position",))])
+        for group in grouped(map(_rows, chunk_parts(batches)), len, ROWS_IN_A_FILE):
+            yield file_rows([write_table(url, pa.concat_tables(group), {}, ("position",))])
 
     verdicts = ((chunk, _verdicts(resolution, chunk, version_of)) for chunk in staged.chunks)
     with task_errors():
@@ -100,6 +91,15 @@ def write_verdicts(
         raise other_requests(0)  # other chunks replaced a judged one
     output.commit(state, staged.requests, files, ())
     return sum(file.size for file in files)
+
+
+def _rows(part: tuple[ChunkSummary, Any, Mapping[str, Any]]) -> pa.Table:
+    """The rows of a chunk, for its requests and their verdicts."""
+    chunk, verdict, row = part
+    asks = read_stream(row["asks"])
+    numbers = pa.array(np.arange(chunk.first + 1, chunk.first + 1 + asks.num_rows))
+    outcomes = [verdict[name] for name in VERDICTS.names[3:]]
+    return pa.Table.from_arrays([numbers, asks["order"], asks["request_id"], *outcomes], schema=VERDICTS)
 
 
 def _verdicts(resolution: Resolution, chunk: ChunkSummary, version_of: Callable[[Numbers], Numbers]) -> pa.Table:

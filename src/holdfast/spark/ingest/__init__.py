@@ -3,6 +3,6 @@
     with holdfast.spark.commit_stream(requests, log="s3://bucket/log", verdicts="s3://lake/verdicts", ...) as running:
 
 ``live_requests`` names sources and verdicts. ``ingest`` runs the stream and gives each micro-batch to one of the two
-protocols of ``micro_batches``, which commits what is not decided by the ``stages``, with a ``record`` in each group,
-and gives the verdicts to ``verdict_output``. ``message_requests`` reads the messages of a ``numbered_source``.
+protocols of ``micro_batches``, which commits what is not decided by the stages of a leader, with a ``record`` in each
+group, and gives the verdicts to ``verdict_output``. ``message_requests`` reads the messages of a ``numbered_source``.
 """

@@ -169,15 +169,14 @@ class LiveRequests:
 
     def require_another_log(self, log: str) -> None:
         """Raise InvalidRequest if a service that has the stores leads ``log`` itself; as the client."""
-        served = (self.options or {}).get("url", "")
-        url_of_verdicts = self._store_of_verdicts()[0] if self.verdicts_store is not None else ""
-        if not served and not url_of_verdicts:
+        services = self._services()
+        if not services:
             return
         try:
             own = log_head(log).log_id
         except NotFound:
             return  # the job makes it
-        for url in {served, url_of_verdicts} - {""}:
+        for url in services:
             if log_id_of(url) == own:
                 raise bad_configuration(
                     "the requests come from a service that leads this very log: it serves no stores while Spark leads",
@@ -190,36 +189,37 @@ class LiveRequests:
         """Make the stores that are missing, and look at the source.
 
         Raises: InvalidRequest (the stores live in ``log`` itself), Conflict (a durable of another type, or one that is
-        in use), NotFound (no such queue); as the client.
+        in use), NotFound (no such queue), PermissionDenied; as the client.
         """
         self.require_another_log(log)
         options = self.options or {}
-        url_of_verdicts, verdicts = self._store_of_verdicts() if self.verdicts_store is not None else ("", None)
-        for url in {options.get("url", ""), url_of_verdicts} - {""}:
-            # A token may do without the right to make stores where they exist; what is missing shows when it is used.
-            with suppress(PermissionDenied), StoreClient(url, token=service_token(), options=_options()) as client:
-                define_spark_stores(
-                    client,
-                    options["store"] if options.get("url") == url else None,
-                    verdicts if url_of_verdicts == url else None,
-                    options.get("durable", ""),
-                )
-        self._require_rights(verdicts, url_of_verdicts)
-
-    def _require_rights(self, verdicts: str | None, url_of_verdicts: str) -> None:
-        """Raises: PermissionDenied, NotFound, Unavailable, Conflict."""
-        options = self.options or {}
         if "queue" in options:
             assert QueueSource(options["queue"]).identity, "a queue that can be opened has one"
-        if "durable" in options:
-            url, store, path = options["url"], options["store"], durable_path(options["store"], options["durable"])
-            _require_right(url, store, "browse", Request("GET", browse_target(path, 0, 1, None, False)))
-            _require_right(url, store, "subscribe", request_of("POST", f"{path}/acks", {}))
-            with DurableClient(url, store, options["durable"], ANSWER_MS_MAX) as durable:
-                durable.require_free(INGEST_SUBSCRIBER)
-        if verdicts is not None:
-            publish = request_of("POST", f"{store_path(verdicts)}/messages", {})
-            _require_right(url_of_verdicts, verdicts, "publish", publish)
+        durable = options.get("durable", "")
+        for url, (requests, verdicts) in self._services().items():
+            # A token may do without the right to make stores where they exist; what is missing shows when it is used.
+            with suppress(PermissionDenied), StoreClient(url, token=service_token(), options=_options()) as client:
+                define_spark_stores(client, requests, verdicts, durable)
+            if requests is not None:
+                path = durable_path(requests, durable)
+                _require_right(url, requests, "browse", Request("GET", browse_target(path, 0, 1, None, False)))
+                _require_right(url, requests, "subscribe", request_of("POST", f"{path}/acks", {}))
+                with DurableClient(url, requests, durable, ANSWER_MS_MAX) as own:
+                    own.require_free(INGEST_SUBSCRIBER)
+            if verdicts is not None:
+                publish = request_of("POST", f"{store_path(verdicts)}/messages", {})
+                _require_right(url, verdicts, "publish", publish)
+
+    def _services(self) -> dict[str, tuple[str | None, str | None]]:
+        """By the address of a service, its store of requests and its store of verdicts. Raises: InvalidRequest."""
+        options = self.options or {}
+        services: dict[str, tuple[str | None, str | None]] = {}
+        if "url" in options:
+            services[options["url"]] = options["store"], None
+        if self.verdicts_store is not None:
+            url, store = self._store_of_verdicts()
+            services[url] = services.get(url, (None, None))[0], store
+        return services
 
     def _store_of_verdicts(self) -> tuple[str, str]:
         text = self.verdicts_store or ""

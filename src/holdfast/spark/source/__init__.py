@@ -1,7 +1,7 @@
 """Read a log, or a table that a pipeline keeps of it: as a batch and as a stream.
 
 Start with ``plan`` (which objects), then ``scan`` (one piece in a task), ``bodies`` and ``shapes`` (bytes to rows).
-``reader`` plans a batch and ``stream`` a micro-batch; Spark calls them through ``reading``. ``tail`` follows the end of
-the log for ``stream``; ``segments`` reads the older part of a log from its segments. ``frames`` are the functions that
-users call. A table: ``table``, and ``table_filters`` (what Spark pushes down).
+``reader`` plans a batch and ``stream`` a micro-batch, and follows the end of the log; Spark calls them through
+``reading``. ``segments`` reads the older part of a log from its segments. ``frames`` are the functions that users call.
+A table: ``table``, and ``table_filters`` (what Spark pushes down).
 """

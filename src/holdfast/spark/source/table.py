@@ -51,7 +51,7 @@ from holdfast.spark.source.reading import BatchReader, PolledStream
 from holdfast.spark.source.table_filters import Test, pushed_tests, tests_of
 
 if TYPE_CHECKING:
-    from holdfast.spark.runtime.table_reads import RangedParquet, TableReads
+    from holdfast.spark.runtime.table_files import RangedParquet, TableReads
 
 STATISTICS_ERROR: Final = timedelta(milliseconds=1)
 """Writers may cut the times in a file's statistics to milliseconds."""
@@ -112,7 +112,7 @@ def rows(url: str, schema: pa.Schema, piece: TablePartition) -> Iterator[pa.Reco
     Raises: NotFound (a vacuum has removed the file), CorruptData, InvalidRequest (a file has wider types),
     Unavailable. Cost: the footer of each file, and the chunks of the wanted columns.
     """
-    from holdfast.spark.runtime.table_reads import TableReads
+    from holdfast.spark.runtime.table_files import TableReads
 
     with TableReads(url) as reads:
         for file in piece.files:
@@ -124,7 +124,7 @@ def _found(
     reads: TableReads, planned: PlannedFile, schema: pa.Schema, tests: Sequence[Test]
 ) -> Iterator[tuple[pa.Table, int]]:
     """The wanted rows of a file, one row group after the other: the columns that it has, and the number of rows."""
-    from holdfast.spark.runtime.table_reads import RangedParquet
+    from holdfast.spark.runtime.table_files import RangedParquet
 
     tests = [test for test in tests if test.column not in planned.partition]
     try:

@@ -223,9 +223,11 @@ class Rewriting:
             # A bucket is changed where it has operations: these have none, and come first.
             pieces = pa.Table.from_batches([_piece(bucket, schema.empty_table(), BEFORE_ALL) for bucket in split])
             packed = packed.unionAll(packed.sparkSession.createDataFrame(pieces))
-        return new_files(
-            placed_by_bucket(packed, self.after.count).mapInArrow(partial(each_bucket, self.bucket), FILES_TYPE)
-        )
+        return new_files(placed_by_bucket(packed, self.after.count).mapInArrow(self.buckets, FILES_TYPE))
+
+    def buckets(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Change the buckets of one task of ``placed_by_bucket``."""
+        return (self.bucket(bucket, changes) for bucket, changes in bucket_changes(batches))
 
     def bucket(self, bucket: int, changes: pa.Table) -> pa.RecordBatch:
         """Change one bucket. Raises: NotFound, Unavailable, InvalidRequest for a misfit, with the policy ``fail``."""
@@ -274,13 +276,6 @@ def placed_by_bucket(packed: DataFrame, buckets: int) -> DataFrame:
     # Never more tasks than buckets: Spark's own number for a cluster is 200, and each empty task costs some 60 ms.
     tasks = min(buckets, int(packed.sparkSession.conf.get("spark.sql.shuffle.partitions") or "1"))
     return packed.repartitionById(tasks, "bucket").sortWithinPartitions("bucket", "version", "position")
-
-
-def each_bucket(
-    rewrite: Callable[[int, pa.Table], pa.RecordBatch], batches: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """What ``rewrite`` makes of each bucket of one task of ``placed_by_bucket``."""
-    return (rewrite(bucket, changes) for bucket, changes in bucket_changes(batches))
 
 
 def bucket_changes(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:

@@ -8,7 +8,7 @@ format. Memory of a task: one file of rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -66,20 +66,19 @@ class Segments(DeltaJob):
 
 def _write_segments(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write the rows of one task, which are in log order, into one file, or into more where they are large."""
-    waiting: list[pa.RecordBatch] = []
-    waiting_bytes = 0
+    for group in _whole_transactions(batch for batch in batches if batch.num_rows):
+        table = pa.Table.from_batches(group).cast(SEGMENT_SCHEMA)
+        yield file_rows([write_table(url, table, {}, ("version", "seq"), blooms=("key", "request_id"))])
 
-    def close() -> pa.RecordBatch:
-        table = pa.Table.from_batches(waiting).cast(SEGMENT_SCHEMA)
-        return file_rows([write_table(url, table, {}, ("version", "seq"), blooms=("key", "request_id"))])
 
+def _whole_transactions(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """The rows of each file. A transaction is never cut: two files must not share a version."""
+    group: list[pa.RecordBatch] = []
     for batch in batches:
-        # A transaction is never cut: two files must not share a version.
-        if waiting and waiting_bytes >= SEGMENT_ROW_BYTES_MAX and batch["version"][0] != waiting[-1]["version"][-1]:
-            yield close()
-            waiting, waiting_bytes = [], 0
-        if batch.num_rows:
-            waiting.append(batch)
-            waiting_bytes += batch.nbytes
-    if waiting:
-        yield close()
+        is_full = sum(each.nbytes for each in group) >= SEGMENT_ROW_BYTES_MAX
+        if is_full and batch["version"][0] != group[-1]["version"][-1]:
+            yield group
+            group = []
+        group.append(batch)
+    if group:
+        yield group

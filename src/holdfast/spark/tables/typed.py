@@ -23,7 +23,7 @@ from holdfast.spark.log.runner import StepResult
 from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.runtime.table_files import TableFile, file_rows, write_table
 from holdfast.spark.typed.ddl import parse_schema
-from holdfast.spark.typed.decode import Unfit, nullable
+from holdfast.spark.typed.decode import Format, Unfit, nullable
 from holdfast.spark.typed.infer import infer_type, merged
 from holdfast.spark.typed.rows import Choice, decode_rows, require_fit
 from holdfast.spark.typed.table import (
@@ -32,17 +32,14 @@ from holdfast.spark.typed.table import (
     Layout,
     RowOptions,
     choice_of,
+    fitting,
     grown,
     identity_of,
-    is_typed,
-    kept,
     needs_schema,
     quarantined,
     require_identity,
     typing_of,
-    value_format,
     value_type_of,
-    without_unfit,
 )
 
 QUARANTINED: Final = {"quarantine": "true"}
@@ -93,8 +90,8 @@ class TypedStep:
         if not columns.misfits or self.layout.typing.unfit is not Unfit.QUARANTINE:
             return self.layout.rows(plain, columns), []
         aside = quarantined(operations, columns, self.quarantined_through)
-        fitting = without_unfit(operations.num_rows, columns)
-        return self.layout.rows(plain.take(fitting), kept(columns, fitting)), [aside] if aside.num_rows else []
+        rows, decoded = fitting(operations.num_rows, columns)
+        return self.layout.rows(plain.take(rows), decoded), [aside] if aside.num_rows else []
 
     def put_aside(self, rows: Sequence[pa.Table]) -> list[TableFile]:
         """Write rows of the quarantine as one file. Raises: Unavailable."""
@@ -209,7 +206,7 @@ class TypedJob(DeltaJob):
         if state is not None:
             state.require(increment.after)
             require_identity(self._rows, state.rows or {}, self._output.location.url)
-        if not is_typed(self._rows):
+        if Format.BINARY == self._rows.key_format == self._rows.value_format:
             self._output.use(self.schema, identity_of(self._rows))
             return state or self._open(increment, settings), TypedStep(choice_of(self._rows))
         before = None if state is None else value_type_of(pa.schema(state.table.schema()), self.schema.names)
@@ -247,7 +244,7 @@ class TypedJob(DeltaJob):
     def _sampled(self, increment: Increment, count: int) -> pa.DataType | None:
         frame = read_increment(self._spark, self._log_url, increment, _SAMPLE_COLUMNS, "write")
         chosen = frame.mapInArrow(TypedStep(choice_of(self._rows)).chosen, frame.schema).select("value").limit(count)
-        return infer_type(chosen.toArrow()["value"].to_pylist(), value_format(self._rows))
+        return infer_type(chosen.toArrow()["value"].to_pylist(), Format(self._rows.value_format))
 
     def _finish(
         self,

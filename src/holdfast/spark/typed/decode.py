@@ -226,12 +226,11 @@ class _Parts:
     """A struct field by field, for a value that does not fit as a whole."""
 
     def __init__(self, encoding: Encoding) -> None:
-        fields = list(encoding.type)
-        raw = [(f"f{index}", msgspec.Raw, None) for index in range(len(fields))]
-        renames = {f"f{index}": each.name for index, each in enumerate(fields)}
-        self._split = _decoder(encoding.format, msgspec.defstruct("Parts", raw, rename=renames))
+        self._split = _decoder(encoding.format, dict[str, msgspec.Raw])
         self._value_type = _python_type(encoding.type)
-        self._fields = [(each, _decoder(encoding.format, _field_type(each)), _check(each.type)) for each in fields]
+        self._fields = [
+            (each, _decoder(encoding.format, _field_type(each)), _check(each.type)) for each in encoding.type
+        ]
 
     def read(self, data: bytes, problem: Problem, lost: Mapping[str, Problem]) -> tuple[Any, Problem]:
         """The value with null for each field that does not fit, and the first problem. ``lost``: as ``Exact``."""
@@ -241,7 +240,7 @@ class _Parts:
         members: dict[str, Any] = {}
         problems: list[Problem] = []
         for index, (named, decoder, check) in enumerate(self._fields):
-            raw: msgspec.Raw | None = getattr(parts, f"f{index}")
+            raw: msgspec.Raw | None = parts.get(named.name)
             if raw is None and not named.nullable:
                 problems.append((named.name, "required field is missing or null"))
             value, wrong = (None, None) if raw is None else _read(decoder, check, bytes(raw))

@@ -23,6 +23,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from holdfast.values import GivenTwice, pairs_once
+
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Problem: TypeAlias = tuple[str, str]
 """A path in a value, and the reason why it does not fit."""
@@ -53,7 +55,7 @@ class Exact:
     def __init__(self, kind: pa.DataType, *, is_json: bool) -> None:
         self._kind = kind
         self._is_json = is_json
-        self._json = json.JSONDecoder(object_pairs_hook=_once, parse_int=float, parse_float=float)
+        self._json = json.JSONDecoder(object_pairs_hook=pairs_once, parse_int=float, parse_float=float)
         self._digits = json.JSONDecoder(object_pairs_hook=_marked, parse_int=_Number, parse_float=_Number)
 
     def suspects(self, rows: Sequence[bytes | None], column: pa.Array, joined: bytes) -> Suspects:
@@ -116,8 +118,8 @@ class Exact:
             if self._is_json:
                 self._json.decode(data.decode())
             else:
-                _unpack(data, _once)
-        except _TwiceError:
+                _unpack(data, pairs_once)
+        except GivenTwice:
             return True
         return False
 
@@ -135,10 +137,6 @@ def _unpack(data: bytes, pairs: Callable[[Any], Any]) -> Any:
     return msgpack.unpackb(data, object_pairs_hook=pairs, strict_map_key=False)
 
 
-class _TwiceError(Exception):
-    """An object has a key twice."""
-
-
 class _Twice(dict[Any, Any]):
     """An object that has ``keys_twice`` twice."""
 
@@ -149,13 +147,6 @@ class _Number(str):
     """A number of JSON as its text."""
 
     __slots__ = ()
-
-
-def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        raise _TwiceError
-    return members
 
 
 def _marked(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:

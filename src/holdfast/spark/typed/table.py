@@ -77,7 +77,8 @@ class RowOptions:
 
 
 def _require_sense(rows: RowOptions) -> None:
-    key, chosen, unfit = key_encoding(rows), value_format(rows), _one_of(Unfit, "unfit", rows.unfit)
+    key, unfit = key_encoding(rows), _one_of(Unfit, "unfit", rows.unfit)
+    chosen = _one_of(Format, "value format", rows.value_format)
     if rows.schema is not None:
         Encoding.of(chosen, parse_schema(rows.schema), "value")
     if rows.infer is not None and rows.schema is not None:
@@ -88,11 +89,6 @@ def _require_sense(rows: RowOptions) -> None:
         raise _refused(f"unfit {unfit} has no effect without a key format or a value format")
     if b"" in rows.key_prefixes:
         raise _refused("a key prefix is empty; leave it out to have every key")
-
-
-def value_format(rows: RowOptions) -> Format:
-    """The format of values."""
-    return _one_of(Format, "value format", rows.value_format)
 
 
 def key_encoding(rows: RowOptions) -> Encoding:
@@ -106,19 +102,14 @@ def choice_of(rows: RowOptions) -> Choice:
     return Choice(tuple(sorted(set(rows.key_prefixes))))
 
 
-def is_typed(rows: RowOptions) -> bool:
-    """Whether a table of these options has decoded columns."""
-    return not (key_encoding(rows).format is value_format(rows) is Format.BINARY)
-
-
 def needs_schema(rows: RowOptions) -> bool:
     """Whether values have a schema that something other than the format must say."""
-    return value_format(rows) in (Format.JSON, Format.MSGPACK)
+    return rows.value_format in (Format.JSON, Format.MSGPACK)
 
 
 def typing_of(rows: RowOptions, value_type: pa.DataType | None) -> Typing:
     """How rows are decoded; ``value_type`` is the type of JSON and msgpack values. Raises: InvalidRequest."""
-    value = Encoding.of(value_format(rows), value_type if needs_schema(rows) else None, "value")
+    value = Encoding.of(Format(rows.value_format), value_type if needs_schema(rows) else None, "value")
     return Typing(key_encoding(rows), value, Unfit(rows.unfit))
 
 
@@ -129,7 +120,7 @@ def identity_of(rows: RowOptions) -> Mapping[str, object]:
         "key_prefixes": [prefix.hex() for prefix in choice_of(rows).prefixes],
         "key_format": str(key.format),
         "key_schema": type_text(key.type),
-        "value_format": str(value_format(rows)),
+        "value_format": str(rows.value_format),
     }
 
 
@@ -190,14 +181,11 @@ class Layout:
         key = pa.field("key", self.typing.key.column_type)
         own = [key if each.name == "key" else each for each in self.own if each.name != "value"]
         key_bytes = [pa.field(KEY_BYTES, pa.binary())] if self.keeps_key_bytes else []
-        return pa.schema([*own, *key_bytes, *self.value_fields()])
-
-    def value_fields(self) -> list[pa.Field]:
-        """The columns that values become."""
         kind = self.typing.value.column_type
         if self.fields is None:
-            return [pa.field("value", kind)]
-        return [pa.field(name, each.type) for name, each in zip(self.fields, kind, strict=True)]
+            return pa.schema([*own, *key_bytes, ("value", kind)])
+        values = zip(self.fields, (each.type for each in kind), strict=True)
+        return pa.schema([*own, *key_bytes, *(pa.field(name, each) for name, each in values)])
 
     def rows(self, plain: pa.Table | pa.RecordBatch, found: TypedColumns) -> pa.Table:
         """The rows of the table from its plain rows (``own`` without partition columns) and their decoded columns."""
@@ -349,13 +337,9 @@ def quarantined(rows: pa.Table | pa.RecordBatch, found: TypedColumns, above: int
     return table.filter(pa.array(table["version"].to_numpy() > above))
 
 
-def without_unfit(count: int, found: TypedColumns) -> pa.Array:
-    """The numbers of the rows, of ``count``, that fit."""
+def fitting(count: int, found: TypedColumns) -> tuple[pa.Array, TypedColumns]:
+    """The numbers of the rows, of ``count``, that fit, and their decoded columns."""
     mask = np.ones(count, dtype=np.bool_)
     mask[[misfit.row for _, misfit in found.misfits]] = False
-    return pa.array(np.flatnonzero(mask))
-
-
-def kept(found: TypedColumns, rows: pa.Array) -> TypedColumns:
-    """The decoded columns of these rows, which all fit."""
-    return TypedColumns(found.key.take(rows), found.value.take(rows), ())
+    rows = pa.array(np.flatnonzero(mask))
+    return rows, TypedColumns(found.key.take(rows), found.value.take(rows), ())
