@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple, NewType, TypeVar
 
 K = TypeVar("K")
@@ -139,3 +140,21 @@ def pairs_once(pairs: list[tuple[K, V]]) -> dict[K, V]:
                 raise GivenTwice(f"{shown!r} is given twice")
             seen.add(name)
     return members
+
+
+def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """These numbers as inclusive ranges, in order, each number once.
+
+    >>> ranges_of([7, 8, 3, 8, 9])
+    [(3, 3), (7, 9)]
+    """
+    numbers = list(numbers)
+    if numbers and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        return [(numbers[0], numbers[-1])]  # mostly; without a loop of its own
+    ranges: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    return ranges

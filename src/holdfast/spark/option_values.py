@@ -112,8 +112,8 @@ def declared(*kinds: Any) -> Table:
     for kind in kinds:
         for each in sorted(fields(kind), key=lambda each: each.name not in kind.__annotations__):
             if "option" in each.metadata:
-                wanted: Option[object] = each.metadata["option"]
-                options[wanted.name] = wanted
+                declaration: Option[object] = each.metadata["option"]
+                options[declaration.name] = declaration
     return options
 
 

@@ -407,10 +407,10 @@ async def _redeliver_form(call: Call) -> Form:
     )
 
 
-def ranges_of(text: str) -> list[tuple[int, int]]:
+def ranges_in(text: str) -> list[tuple[int, int]]:
     """Numbers and ranges that a person wrote. Raises: InvalidRequest.
 
-    >>> ranges_of("7, 12-20")
+    >>> ranges_in("7, 12-20")
     [(7, 7), (12, 20)]
     """
     ranges: list[tuple[int, int]] = []
@@ -424,7 +424,7 @@ def ranges_of(text: str) -> list[tuple[int, int]]:
 async def _redeliver(call: Call) -> Done:
     store, name, most = call.required("store"), call.required("durable"), call.form.get("max", "").strip()
     limit = whole("at most", most) if most else None
-    done = await call.service.stores.redeliver(store, name, ranges_of(call.form.get("messages", "")), limit=limit)
+    done = await call.service.stores.redeliver(store, name, ranges_in(call.form.get("messages", "")), limit=limit)
     left = "".join(f", {units.count(number)} stay ({reason})" for reason, number in done.left.items())
     return Done(f"Delivered again: {counted(done.messages, 'message')}{left}.", _to_durable(call))
 

@@ -19,7 +19,6 @@ from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded, 
 from holdfast.server.http.auth import HeldRight
 from holdfast.server.http.rights_table import ACKNOWLEDGE, MAPS, PUBLISHES, STORES, need_of
 from holdfast.server.stores.hosting import OpenStores, StoreHost
-from holdfast.server.stores.operations import ranges_of
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.frames import decode_frame, removals_of, runs_of
 from holdfast.stores.values.commands import (
@@ -32,6 +31,7 @@ from holdfast.stores.values.commands import (
     Record,
 )
 from holdfast.stores.values.messages import fields_hint
+from holdfast.values import ranges_of
 from holdfast.wire.formats import UNDECODABLE, WireFormat
 from holdfast.wire.log import StreamMessage
 from holdfast.wire.stores import AcknowledgePart, MapPart, PublishPart

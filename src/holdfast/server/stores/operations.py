@@ -52,6 +52,7 @@ from holdfast.stores.values.commands import (
 )
 from holdfast.stores.values.messages import fields_hint
 from holdfast.stores.values.ports import KeyEntry
+from holdfast.values import ranges_of
 from holdfast.view.storage import PAGE_BYTES
 from holdfast.wire.formats import UNDECODABLE, WireFormat, decode_each_once, encode, require_few_values
 from holdfast.wire.parts import AckedResponse, BatchReceipt, Delivery, Portion
@@ -592,21 +593,6 @@ def published_bytes(result: Published, token: str, wire_format: WireFormat) -> b
         )
     first, last, discarded = result.first_seq, result.last_seq, result.discarded
     return encode(BatchReceipt(first, last, result.duplicates, result.unmatched, discarded, token), wire_format)
-
-
-def ranges_of(numbers: list[int]) -> list[tuple[int, int]]:
-    """Runs of consecutive numbers as pairs [first, last], in order, each number once.
-
-    >>> ranges_of([7, 8, 3, 8, 9])
-    [(3, 3), (7, 9)]
-    """
-    ranges: list[tuple[int, int]] = []
-    for number in sorted(set(numbers)):
-        if ranges and ranges[-1][1] == number - 1:
-            ranges[-1] = (ranges[-1][0], number)
-        else:
-            ranges.append((number, number))
-    return ranges
 
 
 DEFAULT_DURABLE: Final = "-"

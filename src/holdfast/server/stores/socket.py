@@ -42,10 +42,11 @@ from holdfast.server.http.rights_table import TAKE_OVER, need_of
 from holdfast.server.stores.deliveries import DISCONNECTED, STOPPING
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.map_watch import MapWatch, WatchedMap
-from holdfast.server.stores.operations import SubscribeRequest, nacks_of, ranges_of, require_keys
+from holdfast.server.stores.operations import SubscribeRequest, nacks_of, require_keys
 from holdfast.server.stores.subscribers import Subscriber, address_of, wall_ms
 from holdfast.stores.definitions.cluster import DurableDefinition, DurableType
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attached, Result, highest_of
+from holdfast.values import ranges_of
 from holdfast.wire import stores as wire
 from holdfast.wire.formats import UNDECODABLE, WireFormat, decode_each_once, encode
 from holdfast.wire.parts import Delivery, Portion

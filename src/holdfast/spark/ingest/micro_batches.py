@@ -34,7 +34,6 @@ from holdfast.commit.stages.resolve import Resolve
 from holdfast.commit.stages.sequence import Sequence as SequenceStage
 from holdfast.errors import Code, HoldfastError, InvalidRequest
 from holdfast.objects.port import ObjectStore
-from holdfast.queue.consumers.hand_outs import runs_of
 from holdfast.spark.bulk.leadership import JobLeadership, put_batch
 from holdfast.spark.bulk.requests import ParsedRequest
 from holdfast.spark.bulk.verdicts import INVALID_CODES
@@ -44,6 +43,7 @@ from holdfast.spark.ingest.record import GroupRecord, RequestOutcome, job_of_ing
 from holdfast.spark.ingest.verdict_output import Judged, VerdictOutput
 from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.runtime.store_thread import StoreThread
+from holdfast.values import ranges_of
 
 
 @dataclass(slots=True)
@@ -329,7 +329,7 @@ class MicroBatches:
         if self._source is None:
             return place
         self.time_ms = max(self.time_ms, *(each.time_ms for each in group if isinstance(each, MessageRequest)), 0)
-        seqs = tuple(runs_of(int(each.order) for each in group))
+        seqs = tuple(ranges_of(int(each.order) for each in group))
         return msgspec.structs.replace(
             place, source=self._source.identity, seqs=seqs, time_ms=self.time_ms, after=self.through
         )

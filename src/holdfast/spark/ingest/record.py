@@ -30,7 +30,6 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 
 from holdfast.commit.format.batch import Header
 from holdfast.errors import Code, InvalidRequest
-from holdfast.queue.consumers.hand_outs import runs_of
 from holdfast.spark.bulk.requests import ParsedRequest
 from holdfast.spark.ingest.numbered_source import NumberedSource, Relation, other_messages
 from holdfast.spark.log.job_records import newest_of_log, records_in_snapshot, records_nearby, rows_of_jobs
@@ -38,6 +37,7 @@ from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.spark.sink.record import decode
+from holdfast.values import ranges_of
 
 
 class RequestOutcome(msgspec.Struct, frozen=True, array_like=True):
@@ -113,7 +113,7 @@ def lost_groups(oldest: GroupRecord, kept: Iterable[int]) -> GroupRecord:
         first=0,
         outcomes=(RequestOutcome(str(Code.LOG_TRUNCATED)),) * oldest.first,
         digest=None,
-        seqs=tuple(runs_of(sorted(numbers))),
+        seqs=tuple(ranges_of(numbers)),
     )
 
 

@@ -23,11 +23,11 @@ from holdfast.client.protocol.stores.administration import Definition, ask, brow
 from holdfast.client.protocol.stores.messages import durable_path, request_of, store_path
 from holdfast.client.transport.clock import now_ms
 from holdfast.errors import AlreadyOpen, Code, Conflict, Fenced, HoldfastError, LimitExceeded, NotFound, Unavailable
-from holdfast.queue.consumers.hand_outs import runs_of
 from holdfast.spark.options import SERVED_STORE_RETRY_MS
 from holdfast.spark.runtime.refusals import log_truncated
 from holdfast.spark.runtime.service_client import ServiceClient, service_token, with_trusted_hosts
 from holdfast.stores.values.identity import is_continued, is_same, replaced
+from holdfast.values import ranges_of
 from holdfast.wire.parts import AckedResponse, Delivery
 from holdfast.wire.stores import DeliveredResponse, Page
 
@@ -321,7 +321,7 @@ class DurableClient:
         return delivered.messages
 
     def _acknowledge(self, seqs: Iterable[int]) -> int:
-        ranges, count = list(runs_of(sorted(seqs))), 0
+        ranges, count = ranges_of(seqs), 0
         for first in range(0, len(ranges), POLL_MESSAGES):
             acked = self._settling({"ranges": ranges[first : first + POLL_MESSAGES]})
             count += decode(self._send(acked), AckedResponse).acknowledged

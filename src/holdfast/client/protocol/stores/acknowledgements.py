@@ -18,6 +18,7 @@ from typing import Final
 from holdfast.client.protocol.stores.messages import ack_frame, frame_of
 from holdfast.errors import HoldfastError
 from holdfast.stores.values.sequence_set import SequenceSet
+from holdfast.values import ranges_of
 from holdfast.wire.parts import Delivery
 from holdfast.wire.stores import KEEP_RANGES_MAX, MESSAGES_MAX, AttachedFrame, ReplyFrame
 
@@ -26,26 +27,6 @@ RANGES_MAX: Final = MESSAGES_MAX
 
 OnReply = Callable[[Sequence[int], HoldfastError | None], None]
 """Called with the numbers that were stale, or with the error."""
-
-
-def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Numbers in order as inclusive ranges.
-
-    >>> ranges_of([4, 5, 6, 9])
-    [(4, 6), (9, 9)]
-    """
-    ranges: list[tuple[int, int]] = []
-    numbers = list(numbers)
-    if numbers and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
-        return [(numbers[0], numbers[-1])]  # mostly; without a loop of its own
-    first = last = -1
-    for number in numbers:
-        if number != last + 1 or first < 0:
-            if first >= 0:
-                ranges.append((first, last))
-            first = number
-        last = number
-    return [*ranges, (first, last)] if first >= 0 else ranges
 
 
 def _without(first: int, last: int, numbers: Sequence[int]) -> list[tuple[int, int]]:

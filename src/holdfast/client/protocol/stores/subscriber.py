@@ -47,7 +47,6 @@ from holdfast.client.protocol.stores.acknowledgements import (
     OnReply,
     StartedReports,
     of_these,
-    ranges_of,
 )
 from holdfast.client.protocol.stores.buffer import Inbox
 from holdfast.client.protocol.stores.messages import (
@@ -63,6 +62,7 @@ from holdfast.client.protocol.stores.messages import (
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, LimitExceeded, Unavailable
 from holdfast.stores.values.effects import REMOVED_CAUSES
 from holdfast.stores.values.identity import replaced
+from holdfast.values import ranges_of
 from holdfast.wire.log import ErrorBody
 from holdfast.wire.parts import Delivery
 from holdfast.wire.stores import (
