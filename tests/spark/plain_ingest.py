@@ -18,8 +18,7 @@ from holdfast.objects.open import open_store
 from holdfast.snapshots import make_snapshot
 from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.ingest.ingest import Ingest
-from holdfast.spark.ingest.message_requests import MessageRequest, request_in
-from holdfast.spark.ingest.numbered_source import Relation
+from holdfast.spark.ingest.numbered_source import MessageRequest, Relation, request_in
 from holdfast.spark.ingest.verdict_output import Judged, VerdictOutput
 from holdfast.values import Version
 

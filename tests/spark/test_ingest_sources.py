@@ -11,8 +11,7 @@ from tests.spark.plain_ingest import POLITE, Source, Verdicts, an_ingest, offere
 from holdfast.errors import Code, CorruptData, InvalidRequest
 from holdfast.spark.ingest import record as record_search
 from holdfast.spark.ingest.ingest import Ingest
-from holdfast.spark.ingest.message_requests import MessageRequest
-from holdfast.spark.ingest.numbered_source import Relation
+from holdfast.spark.ingest.numbered_source import MessageRequest, Relation
 from holdfast.spark.ingest.record import GroupRecord
 from holdfast.spark.sink.record import decode
 

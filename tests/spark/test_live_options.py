@@ -16,7 +16,7 @@ from holdfast.client.stores import define_spark_stores
 from holdfast.errors import Code, InvalidRequest, NotFound, PermissionDenied, Unavailable
 from holdfast.spark.ingest import live_requests
 from holdfast.spark.ingest.live_requests import LiveRequests, message_source, store_of
-from holdfast.spark.ingest.message_requests import request_in
+from holdfast.spark.ingest.numbered_source import request_in
 from holdfast.spark.ingest.record import RequestOutcome
 from holdfast.spark.ingest.verdict_output import RETRY_SECONDS, Judged, VerdictStore, _message
 from holdfast.spark.option_values import Mode

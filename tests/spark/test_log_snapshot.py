@@ -22,7 +22,7 @@ from holdfast.objects.memory import MemoryObjects
 from holdfast.objects.open import open_store
 from holdfast.snapshots import Manifest, list_snapshots, make_snapshot, read_rows
 from holdfast.spark.tables import newest
-from holdfast.spark.tables.log_snapshot import part_begins, snapshot_into_log
+from holdfast.spark.tables.newest import part_begins, snapshot_into_log
 
 PART_BYTES = 60
 PART_MIN = 17

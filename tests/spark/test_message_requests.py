@@ -26,7 +26,7 @@ from holdfast.commit.reading.status import AttemptHistory, FirstCommit
 from holdfast.errors import Closed, Code, InvalidRequest, NotFound
 from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.ingest.ingest import Ingest
-from holdfast.spark.ingest.message_requests import requests_in
+from holdfast.spark.ingest.numbered_source import requests_in
 from holdfast.spark.ingest.verdict_output import VerdictStore
 
 POLITE = LeadershipOptions(sign_interval_ms=50.0)

@@ -57,7 +57,7 @@ NOT_INPUT: Final = {
     "spark/log/delta_output.py": "the description that the sink gave its table",
     "spark/runtime/table_files.py": "the log of a Delta table",
     "spark/sink/record.py": "its own value in the log",
-    "spark/tables/log_snapshot.py": "its own rows",
+    "spark/tables/newest.py": "its own rows",
     "stores/clock.py": "its own file",
     "stores/machine/snapshots.py": "its own file",
     "stores/repair/backup.py": "its own file",
@@ -83,7 +83,7 @@ NOT_INPUT: Final = {
     "server/openapi.py": "its own schema",
     "server/stores/commit_parts.py": "parts of a request that was decoded as a whole",
     "server/stores/operations.py": "counts its parameters",
-    "spark/ingest/message_requests.py": "fields of a message, which the store has checked",
+    "spark/ingest/numbered_source.py": "fields of a message, which the store has checked",
     "wire/formats.py": "the proof",
     # What belongs to the application: its formats decide.
     "spark/sink/stage.py": "its own objects",

@@ -46,8 +46,7 @@ from holdfast.spark.sink.writer import open_client
 from holdfast.spark.source.chain import log_head
 from holdfast.spark.tables.buckets import History, Latest
 from holdfast.spark.tables.changes import Changes
-from holdfast.spark.tables.log_snapshot import snapshot_into_log
-from holdfast.spark.tables.newest import Snapshot
+from holdfast.spark.tables.newest import Snapshot, snapshot_into_log
 from holdfast.spark.tables.segments import SEGMENT_LOG_BYTES_MIN, Segments
 from holdfast.spark.tables.store_tables import StoreChanges, StoreLatest
 from holdfast.spark.typed.table import RowOptions

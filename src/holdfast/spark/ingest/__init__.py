@@ -4,5 +4,5 @@
 
 ``live_requests`` names sources and verdicts. ``ingest`` runs the stream and gives each micro-batch to one of the two
 protocols of ``micro_batches``, which commits what is not decided by the stages of a leader, with a ``record`` in each
-group, and gives the verdicts to ``verdict_output``. ``message_requests`` reads the messages of a ``numbered_source``.
+group, and gives the verdicts to ``verdict_output``. ``numbered_source`` has requests that are messages.
 """

@@ -35,9 +35,8 @@ from holdfast.spark.bulk.requests import (
     pack,
     parsed_requests,
 )
-from holdfast.spark.ingest.message_requests import message_requests
 from holdfast.spark.ingest.micro_batches import CheckpointedIngest, IngestCounts, MicroBatches, NumberedIngest, Stages
-from holdfast.spark.ingest.numbered_source import NumberedSource
+from holdfast.spark.ingest.numbered_source import NumberedSource, message_requests
 from holdfast.spark.ingest.record import find_records
 from holdfast.spark.ingest.verdict_output import VerdictOutput, VerdictTable
 from holdfast.spark.runtime.refusals import bad_configuration

@@ -37,8 +37,7 @@ from holdfast.objects.port import ObjectStore
 from holdfast.spark.bulk.leadership import JobLeadership, put_batch
 from holdfast.spark.bulk.requests import ParsedRequest
 from holdfast.spark.bulk.verdicts import INVALID_CODES
-from holdfast.spark.ingest.message_requests import MessageRequest, lost_request
-from holdfast.spark.ingest.numbered_source import NumberedSource, Relation, other_messages
+from holdfast.spark.ingest.numbered_source import MessageRequest, NumberedSource, Relation, lost_request, other_messages
 from holdfast.spark.ingest.record import GroupRecord, RequestOutcome, job_of_ingest, requests_digest
 from holdfast.spark.ingest.verdict_output import Judged, VerdictOutput
 from holdfast.spark.runtime.refusals import bad_configuration

@@ -22,7 +22,7 @@ from holdfast.errors import Closed, Code, Conflict, PermissionDenied
 from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.requests import ParsedRequest
 from holdfast.spark.bulk.verdicts import INVALID_CODES, VERDICTS
-from holdfast.spark.ingest.message_requests import REQUEST_ID, MessageRequest
+from holdfast.spark.ingest.numbered_source import REQUEST_ID, MessageRequest
 from holdfast.spark.ingest.record import RequestOutcome
 from holdfast.spark.log.delta_output import DeltaOutput, TableState
 from holdfast.spark.runtime.refusals import bad_configuration
