@@ -27,7 +27,7 @@ from holdfast.errors import Closed, InvalidRequest
 from holdfast.spark import audit
 from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.bulk.requests import ParsedRequest, RequestFormat
-from holdfast.spark.ingest import micro_batches, stages, verdict_output
+from holdfast.spark.ingest import micro_batches, verdict_output
 from holdfast.spark.ingest.ingest import Ingest
 from holdfast.spark.ingest.record import GroupRecord, requests_digest
 
@@ -77,7 +77,7 @@ def test_a_micro_batch_killed_anywhere_is_replayed_and_each_request_counts_once(
     if kind == "table":
         monkeypatch.setattr(verdict_output, "write_table", _dies)
     else:
-        monkeypatch.setattr(stages, "put_batch", _Dying(kind, number).put_batch)
+        monkeypatch.setattr(micro_batches, "put_batch", _Dying(kind, number).put_batch)
     with pytest.raises(Killed):
         first.micro_batch(batch(spark, 20, 70), 1)
     monkeypatch.undo()
@@ -104,7 +104,7 @@ class _Dying:
     def __init__(self, kind: str, number: int) -> None:
         self._kind = kind
         self._left = number
-        self._real = stages.put_batch
+        self._real = micro_batches.put_batch
 
     async def put_batch(self, store: object, header: object, data: bytes) -> None:
         self._left -= 1

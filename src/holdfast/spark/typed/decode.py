@@ -25,7 +25,6 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta
 
-from holdfast.errors import InvalidRequest
 from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.typed.exact import Exact, Problem, joined
 
@@ -63,11 +62,14 @@ class Encoding:
             case Format.UTF8, None:
                 return cls(chosen, pa.string())
             case ((Format.BINARY | Format.UTF8), _):
-                raise _bad(
-                    f"the {column} format {chosen} has no schema", "leave the schema out, or name another format"
+                raise bad_configuration(
+                    f"the {column} format {chosen} has no schema",
+                    hint="leave the schema out, or name another format",
                 )
             case _, None:
-                raise _bad(f"the {column} format {chosen} needs a schema", "for example: origin string, delay int")
+                raise bad_configuration(
+                    f"the {column} format {chosen} needs a schema", hint="for example: origin string, delay int"
+                )
             case _:
                 return cls(chosen, schema)
 
@@ -120,10 +122,6 @@ def nullable(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_list(kind):
         return pa.list_(pa.field("element", nullable(kind.value_type)))
     return kind
-
-
-def _bad(reason: str, hint: str) -> InvalidRequest:
-    return bad_configuration(reason, hint=hint)
 
 
 def _texts(values: pa.Array) -> Decoded:

@@ -44,15 +44,11 @@ QUARANTINE_SCHEMA: Final = pa.schema(
 _NOT_IN_A_NAME: Final = re.compile(r"[ ,;{}()\n\t=]")
 
 
-def _refused(reason: str, hint: str = "", **facts: object) -> InvalidRequest:
-    return bad_configuration(reason, hint=hint, facts=facts)
-
-
 def _one_of(kind: type[E], name: str, value: str) -> E:
     try:
         return kind(value)
     except ValueError:
-        raise _refused(f"{name} is {value!r}; valid: {', '.join(kind)}") from None
+        raise bad_configuration(f"{name} is {value!r}; valid: {', '.join(kind)}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +78,13 @@ def _require_sense(rows: RowOptions) -> None:
     if rows.schema is not None:
         Encoding.of(chosen, parse_schema(rows.schema), "value")
     if rows.infer is not None and rows.schema is not None:
-        raise _refused("schema and infer both say what values look like; give one")
+        raise bad_configuration("schema and infer both say what values look like; give one")
     if rows.infer is not None and not (needs_schema(rows) and 1 <= rows.infer <= SAMPLE_MAX):
-        raise _refused(f"infer is a number of JSON or msgpack values, 1 to {SAMPLE_MAX}", infer=rows.infer)
+        raise bad_configuration(f"infer is a number of JSON or msgpack values, 1 to {SAMPLE_MAX}", infer=rows.infer)
     if unfit is not Unfit.FAIL and key.format is chosen is Format.BINARY:
-        raise _refused(f"unfit {unfit} has no effect without a key format or a value format")
+        raise bad_configuration(f"unfit {unfit} has no effect without a key format or a value format")
     if b"" in rows.key_prefixes:
-        raise _refused("a key prefix is empty; leave it out to have every key")
+        raise bad_configuration("a key prefix is empty; leave it out to have every key")
 
 
 def key_encoding(rows: RowOptions) -> Encoding:
@@ -128,7 +124,7 @@ def require_identity(rows: RowOptions, stored: Mapping[str, object], url: str) -
     """Raise InvalidRequest unless a table with this stored identity is one of these options."""
     for name, wanted in identity_of(rows).items():
         if stored.get(name) != wanted:
-            raise _refused(
+            raise bad_configuration(
                 f"the table was made with another {name.replace('_', ' ')}",
                 hint="name the same keys and formats as before, or begin a new table",
                 url=url,
@@ -216,14 +212,14 @@ class Layout:
 
 def _require_portable(kind: pa.DataType, place: str) -> None:
     if kind == pa.timestamp("us"):
-        raise _refused(
+        raise bad_configuration(
             f"{place} is timestamp_ntz, which many readers of Delta tables do not know",
             hint="use timestamp for times with a zone, or string",
         )
     if pa.types.is_struct(kind):
         for each in kind:
             if _NOT_IN_A_NAME.search(each.name):
-                raise _refused(
+                raise bad_configuration(
                     "a field has a name that a Delta table cannot have as a column", place=place, name=repr(each.name)
                 )
             _require_portable(each.type, f"{place}.{each.name}")
@@ -312,7 +308,7 @@ EXACT_IN_DOUBLE: Final = 32
 
 
 def _changed(column: str, before: pa.DataType, wanted: pa.DataType) -> InvalidRequest:
-    return _refused(
+    return bad_configuration(
         "a column of the table cannot change its type in this way",
         hint="a column can get a wider type, such as bigint after int; for another one begin a new table",
         column=column,
