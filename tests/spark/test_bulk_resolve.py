@@ -30,9 +30,9 @@ from holdfast.server.http.requests import problem_with
 from holdfast.spark.bulk import requests as requests_module
 from holdfast.spark.bulk import resolve as resolve_module
 from holdfast.spark.bulk.requests import RequestFormat, pack, read_stream, stage
-from holdfast.spark.bulk.resolve import COMMITTED, REJECTED, Problem, Resolution, memory_needed, resolve_requests
+from holdfast.spark.bulk.resolve import Resolution, memory_needed, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows, sequence_requests
-from holdfast.spark.bulk.sweep import empty, judge, levels, newest, record
+from holdfast.spark.bulk.sweep import COMMITTED, REJECTED, Problem, empty, judge, levels, newest, record
 from holdfast.spark.bulk.verdicts import INVALID_CODES
 from holdfast.spark.runtime.processes import free_memory
 
