@@ -93,9 +93,9 @@ class Run:
             ]
         first_block, last_block = -(-first // block), last // block
         edges = (*keys[first : first_block * block], *keys[last_block * block : last])
-        return max(
-            max(newest_by_block[first_block:last_block], default=0), max(map(versions.__getitem__, edges), default=0)
-        )
+        at_edges = max(map(versions.__getitem__, edges), default=0)
+        between = max(newest_by_block[first_block:last_block])
+        return max(between, at_edges)
 
 
 class DeletedRanges:

@@ -204,7 +204,8 @@ def test_the_stores_do_their_parts_once_the_preconditions_hold_and_may_refuse() 
     jobs = (JobChange("sink/orders", b"intent", BASE),)
     for stores, refusal in ((None, closed), (Stores(refused), refused), (Stores(), None)):
         resolve = resolve_of()
-        resolve.stores = stores
+        if stores is not None:
+            resolve.stores = stores
         item = entry(Transaction(writes(1), jobs=jobs), parts=object())
         resolve.decide([item])
         assert item.outcome == (None if refusal is None else Rejected("store_refused", refused=refusal))

@@ -20,6 +20,7 @@ from holdfast.commit.window import (
     KEY_BYTES,
     VERSION_BYTES,
     DeletedRanges,
+    Merge,
     RecentWrites,
     Run,
     WindowGeneration,
@@ -100,6 +101,7 @@ def lived(bytes_max: int) -> list[str]:
             window.expire(version - 30)
             told += f", expired through {version - 30}"
         window.check()
+        assert window._window_bytes() == sum(generation.bytes_used() for generation in window._generations)
         after = shown(window)
         lines += [told, *(f"    {line}" for line in after if line not in before)]
         before = after
@@ -111,6 +113,59 @@ def test_the_window_holds_after_each_step_of_a_life_what_the_file_says() -> None
     if RECORD:
         LIFE.write_text(text)
     assert text == LIFE.read_text()
+
+
+def test_a_wide_range_is_answered_from_the_newest_version_of_each_block() -> None:
+    class Versions(dict[bytes, int]):
+        looks = 0
+
+        def __getitem__(self, key: bytes) -> int:
+            self.looks += 1
+            return super().__getitem__(key)
+
+    keys = [b"%02d" % number for number in range(20)]
+    versions = Versions((key, 100 + number) for number, key in enumerate(keys))
+    run = Run(keys, 119, 0, 4)
+    assert run.newest(b"00", b"19", versions) == 118 and versions.looks == 20 + 3
+    versions.looks = 0
+    for begin, end, newest, looks in ((b"03", b"14", 113, 3), (b"04", b"16", 115, 0), (b"04", b"12", 111, 8)):
+        assert run.newest(begin, end, versions) == newest
+        assert versions.looks == looks
+        versions.looks = 0
+
+
+def test_a_step_of_a_merge_ends_with_the_piece_that_fills_it() -> None:
+    generation = WindowGeneration(0)
+    for keys in ([b"00", b"01", b"02", b"10"], [b"001", b"11"], [b"12"], [b"13"]):
+        generation.runs.append(Run(keys, 9, 0, SHAPE.block_keys))
+        generation.versions.update(dict.fromkeys(keys, 9))
+        generation.run_keys += len(keys)
+    merge = Merge(generation, SHAPE)
+    assert not merge.step()
+    assert [list(run.keys) for run in merge.runs] == [[b"00", b"001", b"01", b"02"]]
+
+
+def test_what_has_been_open_for_a_whole_window_is_closed_and_dropped() -> None:
+    window = RecentWrites(5, bytes_max=ROOMY, shape=SHAPE)
+    window.record(6, [Write(b"a", b"")])
+    window.expire(5)
+    assert len(window._young.versions) == 1, "its changes are all after the floor"
+    window.record(9, [Write(b"b", b"")])
+    window.expire(6)
+    assert window._young.empty and window.changed_after(b"a", 6) == 0 and window.changed_after(b"b", 6) == 9
+
+
+def test_what_a_transaction_changed_after_a_slice_ended_within_it_is_dropped_with_it() -> None:
+    window = RecentWrites(0, bytes_max=ROOMY, shape=SHAPE)
+    window.record(5, [RangeDelete(b"a", b"b"), RangeDelete(b"c", b"d"), Write(b"x", b""), Write(b"y", b"")])
+    assert window.range_changed_after(b"x", None, 0) == 5
+    assert (window._young.after, window._young.last_version, len(window._young.versions)) == (5, 5, 2)
+    window.record(5, [Write(b"z", b"")], further=True)
+    window.expire(5)
+    window.check()
+    window.record(6, [Write(b"x", b"")])
+    assert window.range_changed_after(b"w", None, 5) == 6 == window.changed_after(b"x", 5)
+    window.check()
 
 
 @pytest.mark.parametrize("bytes_max", [ROOMY, 1, 2_000])
@@ -136,6 +191,22 @@ def test_what_is_dropped_counts_until_it_is_given_back() -> None:
         window.expire(8)
         window.check()
     assert window.bytes_used() == empty
+    least = RecentWrites(0, bytes_max=1, shape=SHAPE)
+    least.record(1, [Write(b"a", b"")])
+    for _ in range(9):
+        least.expire(0)
+    assert least.bytes_used() == empty, "nothing is left to be dropped, and what was dropped is given back"
+
+
+def test_a_window_may_hold_as_many_bytes_as_its_bound() -> None:
+    window = RecentWrites(0, bytes_max=ROOMY, shape=SHAPE)
+    window.record(1, [Write(b"a", b"")])
+    window._bytes_max = window._window_bytes()
+    window.expire(0)
+    assert window.floor == 0
+    window._bytes_max -= 1
+    window.expire(0)
+    assert window.floor == 1
 
 
 def test_a_bound_of_bytes_raises_the_floor_to_the_end_of_the_oldest_generations() -> None:

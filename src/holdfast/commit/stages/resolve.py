@@ -145,7 +145,7 @@ class Resolve:
                 return work
         while True:
             part = operations if len(operations) <= PART_OPERATIONS else operations[done : done + PART_OPERATIONS]
-            deletions = self.recent.record(entry.version, part, further=done > 0)
+            deletions = self.recent.record(entry.version, part, further=bool(done))
             work -= len(part) + (RANGE_DELETE_WORK - 1) * deletions
             done += len(part)
             if done >= len(operations):

@@ -118,11 +118,8 @@ class Authenticator:
         """The client for limits: its token, or without tokens the address of ``peer``. Unix sockets are one client."""
         if self.required:
             return token_digest(authorization)
-        match peer:
-            case (str(host), *_):
-                return host
-            case _:
-                return "unix"
+        host: object = peer[0] if isinstance(peer, tuple) and peer else None
+        return host if isinstance(host, str) else "unix"
 
 
 class HeldRight:
