@@ -507,7 +507,7 @@ def test_an_interrupted_thread_leaves_the_others_their_answers(place: str, inter
             if place == "it drives":
                 service.gate.set()
                 until(lambda: len(service.versions) == 5)
-                until(lambda: sum(map(bool, client._commits._callers.values())) >= 3)
+                until(lambda: sum(bool(each.until_ms) for each in client._commits._callers.values()) >= 3)
             interrupts()
             until(ended.is_set)
             service.gate.set()

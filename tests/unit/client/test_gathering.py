@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.client.protocol.effects import Failed, Item, KeyRead, Response
+from holdfast.client.protocol.effects import ALONE, Failed, Item, KeyRead, Response
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
 from holdfast.client.protocol.gathered_commits import Commits, item_of
 from holdfast.client.protocol.gathered_reads import Reads
 from holdfast.client.protocol.gathered_reads import item_of as item_of_read
 from holdfast.client.protocol.gathering import (
-    ALONE,
     UNDER_WAY_MAX,
     Effects,
     Gathering,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from tests.worlds.gathering.shape import ENDS
 from tests.worlds.stores.promises import promise
 
-from holdfast.client.protocol.effects import Failed, Item, Reply, Request, Response, Send
-from holdfast.client.protocol.gathering import ALONE, Effects, Gathering, Kind, SharedRequest
+from holdfast.client.protocol.effects import ALONE, Failed, Item, Reply, Request, Response, Send
+from holdfast.client.protocol.gathering import Effects, Gathering, Kind, SharedRequest
 
 if TYPE_CHECKING:
     from tests.worlds.gathering.world import World
@@ -25,12 +25,12 @@ class Shell:
         self._world = world
         self.machine = Gathering(kind, world.route, world.options, has_turns=world.shape.has_turns)
         self._timer_ms = float("inf")
-        self._talks: dict[_Talk, None] = {}
+        self._talks: dict[SharedRequest, _Talk] = {}
         self._waiting: dict[Item, Callable[[Reply], None]] = {}
 
     def cut_all(self) -> None:
         """The service is gone."""
-        for talk in list(self._talks):
+        for talk in list(self._talks.values()):
             talk.cut()
 
     # -- items
@@ -62,13 +62,11 @@ class Shell:
             world.agenda.after(0.0, None, self._answer, item)
         if effects.broken is not None:
             world.seen["answers that did not fit, or an end"] += 1
-            talk = effects.broken.connection
-            assert isinstance(talk, _Talk)
-            self._talks.pop(talk, None)
+            self._talks.pop(effects.broken, None)
         if effects.ends_turn:
             world.agenda.after(0.0, None, self._end_turn)
         if effects.to_open is not None:
-            talk = effects.to_open.connection = _Talk(self, world, effects.to_open)
+            talk = _Talk(self, world, effects.to_open)
             world.agenda.after(world.delay_ms(), None, talk.connected)
         due_ms = self.machine.due_ms
         if due_ms < self._timer_ms:
@@ -155,11 +153,11 @@ class Shell:
 
     def opened(self, talk: _Talk) -> None:
         """It may be cut from now on."""
-        self._talks[talk] = None
+        self._talks[talk.shared] = talk
 
     def over(self, talk: _Talk, reply: Response | Failed) -> None:
         """Nothing more comes."""
-        self._talks.pop(talk, None)
+        self._talks.pop(talk.shared, None)
         self.carry_out(self.machine.ended(talk.shared, reply))
 
     def finish(self) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from holdfast.commit.format.transaction import Operation, Transaction
-from holdfast.wire.log import Found, StreamMessage
+from holdfast.wire.log import CommitReceipt, Found, NotCommitted, StreamMessage
 
 if TYPE_CHECKING:
     from holdfast.client.protocol.endpoint import Endpoint
@@ -116,9 +116,8 @@ class Item(msgspec.Struct, eq=False):
     """What one caller offers, once. ``data``: it in its request. ``key``: what its answer names. ``group``: one request
     has items of one group. ``at``: of a read, the version that it must reach. ``txn``: of a commit, what it is.
 
-    ``settled``: its answer, set once; before that ``ALONE`` where its caller is to send it alone. ``endpoint``: where
-    it was sent; where a connection was sought, before that. ``is_awaited``: others wait while it travels alone.
-    ``waiter`` is the shell's.
+    ``settled``: first ``ALONE`` where its caller is to send it alone; then its answer, set once. ``endpoint``: where it
+    was sent; where a connection was sought, before that. ``is_awaited``: others wait while it travels alone.
     """
 
     key: str
@@ -129,10 +128,9 @@ class Item(msgspec.Struct, eq=False):
     endpoint: Endpoint | None = None
     offered_ms: float = 0.0
     deadline_ms: float = 0.0
-    settled: object = None
+    settled: Answer | None = None
     has_left: bool = False
     is_awaited: bool = False
-    waiter: object = None
 
     def again(self) -> Item:
         """The same, to be offered another time."""
@@ -239,6 +237,32 @@ class KeyRead(msgspec.Struct, frozen=True):
     at: int
     value: bytes | None
     version: int | None
+
+
+class Alone:
+    """The answer of an item that is to be sent alone. Nothing of it was accepted."""
+
+
+ALONE: Final = Alone()
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """A service's answer to an item that is not its result. ``ends``: nothing after it in its request was taken."""
+
+    reply: Response | Failed
+    index: int
+    ends: bool = False
+
+
+class Unreadable(msgspec.Struct, frozen=True):
+    """Bytes that answer nothing: what follows in the response cannot be trusted. ``is_too_large``: nothing follows."""
+
+    reason: str
+    is_too_large: bool = False
+
+
+Answer = CommitReceipt | NotCommitted | KeyRead | Response | Failed | Refused | Unreadable | Alone
+"""What a reader of answers finds, or settles an item."""
 
 
 class Woken(msgspec.Struct, frozen=True):

@@ -7,8 +7,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.client.protocol.effects import Failed, Item, Request, Response
-from holdfast.client.protocol.gathering import Answer, Refused, Unreadable
+from holdfast.client.protocol.effects import Answer, Failed, Item, Refused, Request, Response, Unreadable
 from holdfast.client.protocol.messages import (
     COMMIT_HEADERS,
     COMMITS_HEADERS,

@@ -7,8 +7,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.client.protocol.effects import Item, KeyRead, Request, Response
-from holdfast.client.protocol.gathering import Answer, Refused, Unreadable
+from holdfast.client.protocol.effects import Answer, Item, KeyRead, Refused, Request, Response, Unreadable
 from holdfast.client.protocol.messages import JSON_TYPE, key_request, status_of_item
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.values import LogPosition

@@ -34,7 +34,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from holdfast.client.protocol.effects import Failed, Item, Request, Response
+from holdfast.client.protocol.effects import ALONE, Answer, Failed, Item, Refused, Request, Response, Unreadable
 from holdfast.client.protocol.endpoint import Endpoint, Route
 from holdfast.client.protocol.messages import service_error
 from holdfast.client.protocol.options import ClientOptions
@@ -54,32 +54,6 @@ NO_ANSWER: Final = "no answer in time"
 NOT_SENT: Final = "it was not sent in time"
 CUT_SHORT: Final = "the response ended before the answer to this item"
 WRONG_ANSWER: Final = "an answer in the response belongs to another item"
-
-
-class _Alone:
-    """The answer of an item that is to be sent alone. Nothing of it was accepted."""
-
-
-ALONE: Final = _Alone()
-
-
-class Refused(msgspec.Struct, frozen=True):
-    """A service's answer to an item that is not its result. ``ends``: nothing after it in its request was taken."""
-
-    reply: Response | Failed
-    index: int
-    ends: bool = False
-
-
-class Unreadable(msgspec.Struct, frozen=True):
-    """Bytes that answer nothing: what follows in the response cannot be trusted. ``is_too_large``: nothing follows."""
-
-    reason: str
-    is_too_large: bool = False
-
-
-Answer = object
-"""A result that the kind knows, ``Refused`` or ``Unreadable``."""
 
 
 class AnswerReader(Protocol):
@@ -124,7 +98,7 @@ class Kind(Protocol):
 class SharedRequest:
     """One request that carries several items, or is about to: it has none until it has a connection."""
 
-    __slots__ = ("answered", "began_ms", "connection", "deadline_ms", "endpoint", "is_over", "items", "reader")
+    __slots__ = ("answered", "began_ms", "deadline_ms", "endpoint", "is_over", "items", "reader")
 
     def __init__(self, endpoint: Endpoint, began_ms: float, deadline_ms: float) -> None:
         self.endpoint = endpoint
@@ -135,8 +109,6 @@ class SharedRequest:
         self.reader: AnswerReader | None = None
         self.is_over = False
         """Nothing is waited for any more; what still comes is dropped."""
-        self.connection: object = None
-        """The shell's."""
 
 
 class Effects(msgspec.Struct, frozen=True):
@@ -147,12 +119,11 @@ class Effects(msgspec.Struct, frozen=True):
     to_open: SharedRequest | None = None
     broken: SharedRequest | None = None
     ends_turn: bool = False
-    is_due: bool = False
-    """Nothing but ``due_ms`` may have changed."""
 
 
 NOTHING: Final = Effects()
-DUE: Final = Effects(is_due=True)
+NEW_DUE_MS: Final = Effects()
+"""Nothing but ``due_ms`` has changed."""
 
 
 class Gathering:
@@ -185,7 +156,7 @@ class Gathering:
     # ---- items
 
     def offered(self, item: Item, now_ms: float) -> Effects:
-        """A caller offers an item; its time begins. If it is settled as ``ALONE`` at once, ``alone_ended`` follows."""
+        """A caller offers an item; its time begins. If ``ALONE`` at once and awaited, ``alone_ended`` follows."""
         item.offered_ms = now_ms
         deadline_ms = item.deadline_ms = now_ms + self._request_timeout_ms
         if self._without_route and self._route.current in self._without_route:
@@ -207,7 +178,7 @@ class Gathering:
             self._deadline_ms = deadline_ms
         if not (is_crowded or self._turn_ends):
             return self._go_on(now_ms)
-        return DUE if len(waiting) == 1 else NOTHING
+        return NEW_DUE_MS if len(waiting) == 1 else NOTHING
 
     def alone_request(self, item: Item) -> Request:
         """What its caller sends, to ``endpoint``."""
@@ -457,7 +428,7 @@ class Gathering:
         shared.is_over = True
         self._under_way.pop(shared, None)
 
-    def _settle(self, items: Iterable[Item], answers: Iterable[object], settled: list[Item]) -> None:
+    def _settle(self, items: Iterable[Item], answers: Iterable[Answer], settled: list[Item]) -> None:
         """Each item gets its answer; as many as there are items."""
         count = len(settled)
         for item, answer in zip(items, answers, strict=False):

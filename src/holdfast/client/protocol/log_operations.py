@@ -37,6 +37,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.client.protocol.effects import (
+    Answer,
     Failed,
     Item,
     KeyRead,
@@ -224,7 +225,7 @@ def _share_read(session: Session, item: Item, now_ms: float) -> Procedure[KeyRea
         item = item.again()
 
 
-def _answer(item: Item) -> tuple[Endpoint, object]:
+def _answer(item: Item) -> tuple[Endpoint, Answer | None]:
     """What became of an item that was shared, and where."""
     assert item.endpoint is not None, "an answer comes from somewhere"
     return item.endpoint, item.settled
@@ -301,9 +302,9 @@ def newest_position(session: Session, now_ms: float) -> Procedure[LogPosition]:
 
 
 def first_read(session: Session, key: bytes, own: LogPosition | None, *, linearizable: bool) -> Item | None:
-    """The read of a key at ``own``, as it is shared with others. None where it travels alone."""
+    """The read of a key at ``own``, as it is shared with others. None where it is not offered."""
     newest = session.newest
-    # A read that names something newer than the client knows travels alone: others would wait for it.
+    # A read that names something newer than the client knows is not offered: others would wait for it.
     if not session.options.gather or (own is not None and session.read_position(own) != newest):
         return None
     item = read_item(key, newest, linearizable=linearizable)
@@ -558,7 +559,7 @@ def first_attempt(
 ) -> Item | None:
     """The attempt with which ``commit`` begins where its caller decides nothing, as most commits begin, and often end.
 
-    None where it travels alone, or a position must be learned before. Raises: InvalidRequest.
+    None where it is not offered, or a position must be learned before. Raises: InvalidRequest.
     """
     newest = session.newest
     if newest is None or not session.options.gather:

@@ -10,11 +10,10 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import cast
 
-from holdfast.client.protocol.effects import Failed, Item, Response, Send
+from holdfast.client.protocol.effects import ALONE, Failed, Item, Response, Send
 from holdfast.client.protocol.endpoint import Route
-from holdfast.client.protocol.gathering import ALONE, NOTHING, Effects, Gathering, Kind, SharedRequest
+from holdfast.client.protocol.gathering import NOTHING, Effects, Gathering, Kind, SharedRequest
 from holdfast.client.protocol.http1 import ResponseReader, problem_with, reason_of
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.transport.aio import Connection, Pool
@@ -35,7 +34,7 @@ class Gatherer:
         self._route = route
         self._soundness = soundness
         soundness.tell(self.break_off)
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[Item, asyncio.Future[None]] = {}
         self.carrying: set[Carriage] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = math.inf
@@ -54,9 +53,7 @@ class Gatherer:
         try:
             effects = self.machine.offered(item, now_ms())
             if item.settled is None:
-                waiter: asyncio.Future[None] = asyncio.Future()
-                item.waiter = waiter
-                self._waiters.add(waiter)
+                waiter = self._waiters[item] = asyncio.Future()
                 try:
                     if effects is not NOTHING:
                         self.carry_out(effects)
@@ -65,7 +62,7 @@ class Gatherer:
                     self.machine.left(item)
                     raise
                 finally:
-                    self._waiters.discard(waiter)
+                    del self._waiters[item]
             if item.settled is ALONE:
                 await self._send_alone(item)
         except AssertionError as error:
@@ -85,8 +82,8 @@ class Gatherer:
         """Do what the machine wants."""
         if effects is not NOTHING:
             for item in effects.settled:
-                waiter = cast("asyncio.Future[None]", item.waiter)
-                if not waiter.done():  # its task was cancelled and has not run since
+                waiter = self._waiters.get(item)
+                if waiter is not None and not waiter.done():  # else its task has ended or was cancelled
                     waiter.set_result(None)
             if effects.ends_turn:  # after the tasks that were just woken
                 asyncio.get_running_loop().call_soon(self._end_turn)
@@ -113,7 +110,7 @@ class Gatherer:
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._timer_ms = None, -math.inf
-        for waiter in self._waiters:
+        for waiter in self._waiters.values():
             if not waiter.done():
                 waiter.set_exception(reason)
         for carriage in list(self.carrying):

@@ -12,11 +12,11 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Concatenate, Final, ParamSpec, TypeVar, cast
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
-from holdfast.client.protocol.effects import Failed, Item, Request, Response, Send
+from holdfast.client.protocol.effects import ALONE, Failed, Item, Request, Response, Send
 from holdfast.client.protocol.endpoint import Endpoint, Route
-from holdfast.client.protocol.gathering import ALONE, NO_ANSWER, NOTHING, Effects, Gathering, Kind, SharedRequest
+from holdfast.client.protocol.gathering import NO_ANSWER, NOTHING, Effects, Gathering, Kind, SharedRequest
 from holdfast.client.protocol.http1 import BadResponse, ResponseReader, problem_with, reason_of
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.transport.clock import now_ms
@@ -41,6 +41,36 @@ class Carried:
         self.reader = reader
         self.is_torn = True
         self.may_rest = False
+
+
+class Carriage:
+    """A shared request, and what carries it since it has a connection."""
+
+    __slots__ = ("carried", "shared")
+
+    def __init__(self, shared: SharedRequest) -> None:
+        self.shared = shared
+        self.carried: Carried | None = None
+
+
+class Caller:
+    """A thread that waits for its item. It drives ``carriage``, or sleeps on ``lock``: until ``until_ms``, which is 0
+    while it does not sleep, or until it is woken."""
+
+    __slots__ = ("carriage", "item", "lock", "until_ms")
+
+    def __init__(self, item: Item) -> None:
+        self.item = item
+        self.carriage: Carriage | None = None
+        self.until_ms = 0.0
+        self.lock = threading.Lock()
+        self.lock.acquire()
+
+    def wake(self) -> None:
+        """Let it run, if it sleeps."""
+        if self.until_ms:
+            self.until_ms = 0.0
+            self.lock.release()
 
 
 def step(
@@ -83,11 +113,10 @@ class Gatherer:
         self.is_torn = False
         """Whether a thread is in the middle of a step, or was interrupted there."""
         self.machine = Gathering(self._kind, self._route, self._options, has_turns=False)
-        self._callers: dict[Item, float] = {}
-        """Until when the thread of each sleeps, unless it is woken; 0 while it does not."""
-        self._undriven: dict[SharedRequest, bool] = {}
+        self._callers: dict[Item, Caller] = {}
+        self._undriven: dict[Carriage, bool] = {}
         """Whether a thread was woken for it."""
-        self._driven: dict[SharedRequest, None] = {}
+        self._driven: dict[Carriage, None] = {}
         self._resting: list[tuple[Endpoint, Carried]] = []
         """No caller waits for the end of a response: who needs the connection next takes it in."""
 
@@ -99,16 +128,14 @@ class Gatherer:
             self._route.explain(closed)
             raise closed
         try:
-            shared = self._offer(item)
-            while item.settled is None:
-                if shared is not None:
-                    self._drive(shared, item)
-                else:
-                    left_s = max(0.0, (self._callers.get(item, 0.0) - now_ms()) / 1000)
-                    if not cast("threading.Lock", item.waiter).acquire(timeout=left_s):
-                        self._wake_up(item)
+            caller = self._offer(item)
+            while caller is not None and item.settled is None:
+                if caller.carriage is not None:
+                    self._drive(caller.carriage, item)
+                elif not caller.lock.acquire(timeout=max(0.0, (caller.until_ms - now_ms()) / 1000)):
+                    self._wake_up(caller)
                 if item.settled is None:
-                    shared = self._next_duty(item)
+                    self._next_duty(caller)
             if item.settled is ALONE:
                 self._send_alone(item)
         except AssertionError as error:
@@ -131,37 +158,37 @@ class Gatherer:
     # ---- callers
 
     @step
-    def _offer(self, item: Item) -> SharedRequest | None:
-        """The request that its caller drives from now on; or None, and it sleeps or travels alone."""
+    def _offer(self, item: Item) -> Caller | None:
+        """Its caller, with its first duty; None where it travels alone."""
         at_ms = now_ms()
         effects = self.machine.offered(item, at_ms)
         if item.settled is not None:
             return None
-        item.waiter = waiter = threading.Lock()
-        waiter.acquire()
-        self._callers[item] = 0.0
+        caller = self._callers[item] = Caller(item)
         if effects is not NOTHING:
             self._take_in(effects)
-        return self._duty(item, at_ms)
+        self._assign(caller, at_ms)
+        return caller
 
     @step
-    def _next_duty(self, item: Item) -> SharedRequest | None:
-        """As ``_offer``, for one that has waited."""
-        at_ms = now_ms()
+    def _next_duty(self, caller: Caller) -> None:
+        """For one that has waited."""
+        at_ms, item = now_ms(), caller.item
         if at_ms >= self.machine.due_ms:
             self._take_in(self.machine.look(at_ms))
         if item.settled is None and at_ms >= item.deadline_ms:  # also if the machine has lost it by an interrupt
             item.settled = Failed(at_ms, True, NO_ANSWER)
             item.endpoint = item.endpoint or self._route.current
-        return self._duty(item, at_ms) if item.settled is None else None
+        if item.settled is None:
+            self._assign(caller, at_ms)
 
     @step
-    def _wake_up(self, item: Item) -> None:
-        """Its thread has slept long enough."""
-        if self._callers.get(item):
-            self._callers[item] = 0.0
+    def _wake_up(self, caller: Caller) -> None:
+        """It has slept long enough."""
+        if caller.until_ms:
+            caller.until_ms = 0.0
         else:  # it was woken at the last moment
-            cast("threading.Lock", item.waiter).acquire(blocking=False)
+            caller.lock.acquire(blocking=False)
 
     @step
     def _leave(self, item: Item) -> None:
@@ -173,8 +200,8 @@ class Gatherer:
         if self._callers or self._driven:  # a thread that was woken does not sleep any more, and does not drive yet
             self._find_drivers()
         else:  # nobody waits for anything
-            for shared in self._undriven:
-                self._give_up(shared)
+            for carriage in self._undriven:
+                self._give_up(carriage)
             self._undriven.clear()
 
     def break_off(self, _reason: InternalError) -> None:
@@ -189,115 +216,113 @@ class Gatherer:
     def begin_again(self) -> None:
         """The outcome of everything that was offered is open: the status tells, also of what was never sent."""
         callers = dict(self._callers)
-        for shared in (*self._driven, *self._undriven):
-            shared.is_over = True  # its driver, if it has one, drops its connection
+        for carriage in (*self._driven, *self._undriven):
+            carriage.shared.is_over = True  # its driver, if it has one, drops its connection
         undriven = list(self._undriven)
         self.machine = Gathering(self._kind, self._route, self._options, has_turns=False)
         self._callers, self._undriven = {}, {}
-        for item, until_ms in callers.items():
+        for item, caller in callers.items():
             if item.settled is None:
                 item.endpoint = item.endpoint or self._route.current
                 item.settled = Failed(now_ms(), True, TORN)
-            if until_ms:
-                with contextlib.suppress(RuntimeError):  # it was woken just before
-                    cast("threading.Lock", item.waiter).release()
-        for shared in undriven:
-            self._drop(shared)
+            with contextlib.suppress(RuntimeError):  # it was woken just before
+                caller.wake()
+        for carriage in undriven:
+            self._drop(carriage)
 
-    def _duty(self, item: Item, at_ms: float) -> SharedRequest | None:
-        """A request that nobody drives; or None, and its thread sleeps."""
+    def _assign(self, caller: Caller, at_ms: float) -> None:
+        """Let it drive a request that nobody drives; it sleeps where there is none."""
         if self._undriven:
-            shared = next(iter(self._undriven))
-            del self._undriven[shared]
-            self._driven[shared] = None
-            return shared
-        until_ms = item.deadline_ms
-        if self.machine.first is item:
+            carriage = caller.carriage = next(iter(self._undriven))
+            del self._undriven[carriage]
+            self._driven[carriage] = None
+            return
+        caller.carriage, until_ms = None, caller.item.deadline_ms
+        if self.machine.first is caller.item:
             until_ms = min(until_ms, self.machine.due_ms)
-        self._callers[item] = max(at_ms, until_ms)
-        return None
+        caller.until_ms = max(at_ms, until_ms)
+        self._callers[caller.item] = caller
 
     def _take_in(self, effects: Effects) -> None:
         callers = self._callers
         for item in effects.settled:
-            if callers.pop(item, 0.0):
-                cast("threading.Lock", item.waiter).release()
+            if (caller := callers.pop(item, None)) is not None:
+                caller.wake()
         if effects.to_open is not None:
-            self._undriven[effects.to_open] = False
+            self._undriven[Carriage(effects.to_open)] = False
         self._keep_time()
-
-    def _wake(self, item: Item) -> None:
-        if self._callers.get(item):
-            self._callers[item] = 0.0
-            cast("threading.Lock", item.waiter).release()
 
     def _find_drivers(self) -> None:
         """Wake a thread for each request that nobody drives: the last of its items is there until its end."""
         callers = self._callers
-        for shared, is_found in self._undriven.items():
-            if is_found:
+        for carriage, has_driver in self._undriven.items():
+            if has_driver:
                 continue
             first = () if self.machine.first is None else (self.machine.first,)
-            driver = next((item for item in (*reversed(shared.items), *first, *callers) if callers.get(item)), None)
-            if driver is not None:
-                self._undriven[shared] = True
-                self._wake(driver)
+            for item in (*reversed(carriage.shared.items), *first, *callers):
+                caller = callers.get(item)
+                if caller is not None and caller.until_ms:
+                    self._undriven[carriage] = True
+                    caller.wake()
+                    break
 
     def _keep_time(self) -> None:
         """The thread of the first item that waits is to see when its request is due."""
         first = self.machine.first
-        if first is not None and self.machine.due_ms < self._callers.get(first, 0.0):
-            self._wake(first)
+        caller = None if first is None else self._callers.get(first)
+        if caller is not None and self.machine.due_ms < caller.until_ms:
+            caller.wake()
 
-    def _give_up(self, shared: SharedRequest) -> None:
+    def _give_up(self, carriage: Carriage) -> None:
         """Nobody carries it on."""
-        if shared.connection is None:
-            self._take_in(self.machine.not_opened(shared, Failed(now_ms(), False, TORN, asked=False)))
+        if carriage.carried is None:
+            self._take_in(self.machine.not_opened(carriage.shared, Failed(now_ms(), False, TORN, asked=False)))
         else:
-            self._take_in(self.machine.ended(shared, Failed(now_ms(), True, TORN)))
-            self._drop(shared)
+            self._take_in(self.machine.ended(carriage.shared, Failed(now_ms(), True, TORN)))
+            self._drop(carriage)
 
-    def _drop(self, shared: SharedRequest) -> None:
-        carried = cast("Carried | None", shared.connection)
+    def _drop(self, carriage: Carriage) -> None:
+        carried = carriage.carried
         if carried is not None:
-            shared.connection = None
+            carriage.carried = None
             self._pool.drop(carried.connection)
             self._pool.end_lease()
 
     # ---- driving
 
-    def _drive(self, shared: SharedRequest, item: Item) -> None:
+    def _drive(self, carriage: Carriage, item: Item) -> None:
         """Carry a request until it is over, or the item is settled: then another thread carries it on."""
-        is_whole = False
+        shared, is_whole = carriage.shared, False
         try:
-            if shared.connection is None:
-                self._open(shared, item)
-            while (carried := cast("Carried | None", shared.connection)) is not None:
-                if shared.is_over or item.settled is not None or not self._read(shared, carried, item):
+            if carriage.carried is None:
+                self._open(carriage, item)
+            while (carried := carriage.carried) is not None:
+                if shared.is_over or item.settled is not None or not self._read(carriage, carried, item):
                     break
             is_whole = True
         finally:
-            carried = cast("Carried | None", shared.connection)
-            self._driven_no_more(shared, is_whole=is_whole or carried is None or not carried.is_torn)
+            carried = carriage.carried
+            self._driven_no_more(carriage, is_whole=is_whole or carried is None or not carried.is_torn)
 
     @step
-    def _driven_no_more(self, shared: SharedRequest, *, is_whole: bool) -> None:
-        self._driven.pop(shared, None)
-        carried = cast("Carried | None", shared.connection)
+    def _driven_no_more(self, carriage: Carriage, *, is_whole: bool) -> None:
+        self._driven.pop(carriage, None)
+        shared, carried = carriage.shared, carriage.carried
         if shared.is_over and carried is not None and carried.may_rest and not self._closed:
-            shared.connection = None
+            carriage.carried = None
             self._pool.rest(carried.connection)
             self._resting.append((shared.endpoint, carried))
         elif shared.is_over:
-            self._drop(shared)
+            self._drop(carriage)
         elif is_whole:
-            self._undriven[shared] = False
+            self._undriven[carriage] = False
         else:
-            self._give_up(shared)
+            self._give_up(carriage)
         self._find_drivers()
 
-    def _open(self, shared: SharedRequest, item: Item) -> None:
+    def _open(self, carriage: Carriage, item: Item) -> None:
         """Get a connection and send what waits."""
+        shared = carriage.shared
         left_ms = max(1.0, min(shared.deadline_ms, item.deadline_ms) - now_ms())
         try:
             leased = self._rested(shared.endpoint) or self._pool.lease(shared.endpoint, left_ms)
@@ -307,9 +332,9 @@ class Gatherer:
             self._not_opened(shared, leased)
             return
         carried = Carried(leased, self._pool.reader_for(leased))
-        request = self._opened(shared, carried)
+        request = self._opened(carriage, carried)
         if request is None:
-            self._give_back(shared, carried)
+            self._give_back(carriage, carried)
             return
         data = self._pool.encode(request, shared.endpoint)
         try:
@@ -319,7 +344,7 @@ class Gatherer:
             return
         if carried.reader.heard:  # the service reads no more
             carried.reader.headers["connection"] = "close"
-            self._receive(shared, carried)
+            self._receive(carriage, carried)
         carried.is_torn = False
 
     def _rested(self, endpoint: Endpoint) -> Connection | None:
@@ -352,9 +377,9 @@ class Gatherer:
         return None
 
     @step
-    def _opened(self, shared: SharedRequest, carried: Carried) -> Request | None:
-        shared.connection = carried
-        request = self.machine.opened(shared, now_ms())
+    def _opened(self, carriage: Carriage, carried: Carried) -> Request | None:
+        carriage.carried = carried
+        request = self.machine.opened(carriage.shared, now_ms())
         self._keep_time()
         return request
 
@@ -362,8 +387,9 @@ class Gatherer:
     def _not_opened(self, shared: SharedRequest, failed: Failed) -> None:
         self._take_in(self.machine.not_opened(shared, failed))
 
-    def _read(self, shared: SharedRequest, carried: Carried, item: Item) -> bool:
+    def _read(self, carriage: Carriage, carried: Carried, item: Item) -> bool:
         """Wait for bytes and take them. False when the request is over."""
+        shared = carriage.shared
         if not carried.connection.is_readable(self._may_wait_s(shared, item)):
             return self._look(shared)
         carried.is_torn = True
@@ -375,7 +401,7 @@ class Gatherer:
         except (OSError, BadResponse) as error:
             self._end(shared, error)
             return False
-        return self._receive(shared, carried)
+        return self._receive(carriage, carried)
 
     @step
     def _may_wait_s(self, shared: SharedRequest, item: Item) -> float:
@@ -391,14 +417,14 @@ class Gatherer:
             self._take_in(self.machine.ended(shared, Failed(at_ms, True, NO_ANSWER)))
         return not shared.is_over
 
-    def _receive(self, shared: SharedRequest, carried: Carried) -> bool:
+    def _receive(self, carriage: Carriage, carried: Carried) -> bool:
         """Give the machine what has arrived. False when the request is over."""
-        reader = carried.reader
+        shared, reader = carriage.shared, carried.reader
         if reader.status == 200 and reader.buffered and not self._received(shared, reader.take()):
             return False
         if reader.complete:
             self._ended(shared, Response(now_ms(), reader.status, reader.headers, reader.take()))
-            self._give_back(shared, carried)
+            self._give_back(carriage, carried)
             return False
         carried.is_torn = False
         carried.may_rest = shared.is_over
@@ -418,14 +444,14 @@ class Gatherer:
         problem = problem_with(shared.endpoint, error)
         self._ended(shared, Failed(now_ms(), problem is None, reason_of(error), problem=problem))
 
-    def _give_back(self, shared: SharedRequest, carried: Carried) -> None:
+    def _give_back(self, carriage: Carriage, carried: Carried) -> None:
         """The connection may carry another request, if the response has marked its own end."""
         if carried.reader.reusable or not carried.reader.heard:
-            shared.connection = None
-            self._pool.give_back(shared.endpoint, carried.connection)
+            carriage.carried = None
+            self._pool.give_back(carriage.shared.endpoint, carried.connection)
             self._pool.end_lease()
         else:
-            self._drop(shared)
+            self._drop(carriage)
 
     @step
     def close(self) -> None:
