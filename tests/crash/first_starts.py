@@ -28,6 +28,7 @@ from holdfast.commit.format.batch import Header, StoresMode
 from holdfast.commit.leadership.log_remains import bind_stores, bound_log
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.service import CommitService, ServiceOptions
+from holdfast.commit.stages.events import WhenDurable
 from holdfast.errors import Code, NotFound, Unavailable
 from holdfast.files.durable_directory import make_durable_directory
 from holdfast.objects.directory.files import PosixFiles
@@ -42,7 +43,6 @@ from holdfast.settings import load_configuration
 from holdfast.stores.checkpoint_objects import fetch_newest, make_checkpoint
 from holdfast.stores.clock import StoreClock, read_anchor
 from holdfast.stores.followed import FollowedStores
-from holdfast.stores.log_commit import Durable
 from holdfast.stores.repair.backup import restore, verify
 from holdfast.stores.repair.damage import accept_recorded
 from holdfast.stores.service import StoreService
@@ -415,9 +415,9 @@ class InLogsStores:
 class _Journal:
     """Entries are durable in the next turn of the loop."""
 
-    def write(self, records: list[tuple[str, bytes]], durable: Durable) -> None:
+    def record(self, records: list[tuple[str, bytes]], when_durable: WhenDurable) -> None:
         del records
-        asyncio.get_running_loop().call_soon(durable, 1_001)
+        asyncio.get_running_loop().call_soon(when_durable, 1_001)
 
 
 @cache

@@ -12,6 +12,7 @@ import pytest
 from tests.definitions import define
 
 from holdfast.commit.reading.lineage import Lineage
+from holdfast.commit.stages.events import WhenDurable
 from holdfast.errors import CorruptData, Unavailable
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.stores import checkpoint_objects
@@ -26,7 +27,6 @@ from holdfast.stores.checkpoint_objects import (
 )
 from holdfast.stores.clock import StoreClock
 from holdfast.stores.followed import FollowedStores
-from holdfast.stores.log_commit import Durable
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import Publish
 from holdfast.wire.parts import Message
@@ -41,10 +41,10 @@ class Log:
     def __init__(self, version: int = 1_000) -> None:
         self.version = version
 
-    def write(self, records: list[tuple[str, bytes]], durable: Durable) -> None:
+    def record(self, records: list[tuple[str, bytes]], when_durable: WhenDurable) -> None:
         del records
         self.version += 1
-        asyncio.get_running_loop().call_soon(durable, self.version)
+        asyncio.get_running_loop().call_soon(when_durable, self.version)
 
 
 class Site:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.definitions import define
 
+from holdfast.commit.stages.events import WhenDurable
 from holdfast.errors import Code, HoldfastError, Unavailable
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.queue.log.writer import PageSupply
@@ -22,7 +23,6 @@ from holdfast.stores import checkpoints, log_commit
 from holdfast.stores.checkpoint_objects import list_versions, make_checkpoint
 from holdfast.stores.clock import StoreClock
 from holdfast.stores.followed import FollowedStores
-from holdfast.stores.log_commit import Durable
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.frames import RECORD, version_of
 from holdfast.stores.storage.storage import Storage
@@ -78,13 +78,13 @@ class Log:
         self.entries: list[tuple[int, list[bytes]]] = []
         self.held: list[Callable[[], object]] | None = None
 
-    def write(self, records: list[tuple[str, bytes]], durable: Durable) -> None:
+    def record(self, records: list[tuple[str, bytes]], when_durable: WhenDurable) -> None:
         version = 1_000 + len(self.entries)
         self.entries.append((version, [record for _, record in records]))
         if self.held is None:
-            asyncio.get_running_loop().call_soon(durable, version)
+            asyncio.get_running_loop().call_soon(when_durable, version)
         else:
-            self.held.append(lambda: durable(version))
+            self.held.append(lambda: when_durable(version))
 
     def confirm(self) -> None:
         held, self.held = self.held or [], None

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from holdfast.commit.stages.events import WhenDurable
 from holdfast.errors import Code, Fenced, HoldfastError, Unavailable
 from holdfast.stores import log_commit
-from holdfast.stores.log_commit import Durable, LogCommit
+from holdfast.stores.log_commit import LogCommit
 from holdfast.stores.storage.frames import RECORD, RELOCATED
 
 
@@ -18,10 +19,10 @@ class Log:
     """A journal whose entries become durable when the test says so."""
 
     def __init__(self) -> None:
-        self.entries: list[tuple[list[tuple[str, bytes]], Durable]] = []
+        self.entries: list[tuple[list[tuple[str, bytes]], WhenDurable]] = []
 
-    def write(self, records: list[tuple[str, bytes]], durable: Durable) -> None:
-        self.entries.append((records, durable))
+    def record(self, records: list[tuple[str, bytes]], when_durable: WhenDurable) -> None:
+        self.entries.append((records, when_durable))
 
     def confirm(self, index: int) -> None:
         index %= len(self.entries)

@@ -45,7 +45,7 @@ from holdfast.commit.reading.status import AttemptHistory, FirstCommit
 from holdfast.commit.reading.verify import DamageLog
 from holdfast.commit.stages import events
 from holdfast.commit.stages.attempts import judge_from_log
-from holdfast.commit.stages.events import CommitEntry, Put, ReadBack, Records
+from holdfast.commit.stages.events import CommitEntry, Put, ReadBack, Records, WhenDurable
 from holdfast.commit.stages.pipeline import Pipeline, PipelineRules
 from holdfast.commit.stages.resolve import Stores
 from holdfast.errors import (
@@ -251,13 +251,10 @@ class CommitService:
             self._pumping = True
             self._loop.call_soon(self._loop.call_soon, self._pump)
 
-    def record(self, records: Records) -> None:
-        """Write what the stores did into the log; ``records.reply`` is called once, never before this returns.
-
-        Sets ``records.version``, unless the leadership is over.
-        """
+    def record(self, records: list[tuple[str, bytes]], when_durable: WhenDurable) -> None:
+        """Write what the stores did into the log; see ``stores.log_commit.Journal``."""
         assert self.claim.stores_mode is StoresMode.LOG, "only a log with stores has records"
-        event = events.RecordsReady(self._clock(), records)
+        event = events.RecordsReady(self._clock(), Records(records, when_durable))
         if self._flushing:
             self._take(event)
         else:
@@ -472,7 +469,7 @@ class CommitService:
     def _end(self, effect: events.Ended) -> None:
         for ticket in effect.tickets:
             if isinstance(ticket, Records):
-                self._loop.call_soon(ticket.reply, Fenced(effect.detail, code=Code.LEADER_CHANGED))
+                self._loop.call_soon(ticket.when_durable, Fenced(effect.detail, code=Code.LEADER_CHANGED))
                 continue
             waiter = ticket.ticket if isinstance(ticket, events.StatusQuestion) else ticket
             assert isinstance(waiter, asyncio.Future), "tickets are futures"
@@ -553,10 +550,8 @@ class CommitService:
                     _complete(ticket, version)
             case events.Recorded(records=recorded):
                 for each in recorded:
-                    if isinstance(each, Records):
-                        each.reply(None)
-                    elif each.recorded is not None:
-                        each.recorded(None)
+                    if each.when_durable is not None:
+                        each.when_durable(each.version)
             case events.Reached(tickets=tickets):
                 for ticket in tickets:
                     _complete(ticket, None)
@@ -574,8 +569,8 @@ class CommitService:
         self.metrics.note_answers(entries, self._clock().boot_ms)
         ahead: list[CommitEntry] = []
         for entry in entries:
-            if entry.recorded is not None and type(entry.outcome) is Unanswered:
-                entry.recorded(Fenced("another leader may have it or not", code=Code.LEADER_CHANGED))
+            if entry.when_durable is not None and type(entry.outcome) is Unanswered:
+                entry.when_durable(Fenced("another leader may have it or not", code=Code.LEADER_CHANGED))
             if type(entry.outcome) is InvalidRequest:
                 self._queued += 1
                 self._owed[entry] = None

@@ -1,16 +1,16 @@
-"""Group commit: a reply waits until the log has the frame of its command.
+"""Group commit: a confirmation waits until the log has the frame of its command.
 
-Each reply is given once, in the order of the commands. It is never given before the log holds the command as safely as
-the persistence demands. After the first error of a write, a sync, ``before_group`` or a reply, every waiting and later
-reply gets this error, and ``group_failed`` is called once. The content of the disk is then unknown, and memory is ahead
-of it.
+Each confirmation is given once, in the order of the commands. It is never given before the log holds the command as
+safely as the persistence demands. After the first error of a write, a sync, ``before_group`` or a confirmation, every
+waiting and later confirmation gets this error, and ``group_failed`` is called once. The content of the disk is then
+unknown, and memory is ahead of it.
 
 Frames gather while the thread writes the previous group. Together they are the next group: one write, one sync, one
-wake-up of the loop. So a reply waits for two syncs at most. If no write is under way, a group is taken in the next turn
-of the loop.
+wake-up of the loop. So a confirmation waits for two syncs at most. If no write is under way, a group is taken in the
+next turn of the loop.
 
-Fast path: after ``SINGLE_GROUPS`` groups of one reply each, the next group is taken at once. The loop itself writes and
-syncs a group of one reply after ``FAST_GROUPS`` groups in a row that were synced and replied to within
+Fast path: after ``SINGLE_GROUPS`` groups of one confirmation each, the next group is taken at once. The loop itself
+writes and syncs a group of one confirmation after ``FAST_GROUPS`` groups in a row that were synced and confirmed within
 ``FAST_SECONDS``. This saves waking the thread, which costs an eighth of the time of a single message. The thread does
 the work again after a slower group or a group without sync, and during a checkpoint
 (``docs/decisions/0019-log-of-the-stores.md``).
@@ -28,13 +28,13 @@ from typing import Protocol
 from holdfast.errors import Fenced
 from holdfast.stores.storage.log import MessageLog
 
-Reply = Callable[[BaseException | None], None]
-"""Called once, with None or the error."""
-_Group = tuple[list[bytes], bool, list[Reply], float]
-"""Frames, whether to sync, replies, when it was taken."""
+Confirm = Callable[[BaseException | None], None]
+"""Called once, with None when the log has what was added, or with the error."""
+_Group = tuple[list[bytes], bool, list[Confirm], float]
+"""Frames, whether to sync, confirmations, when it was taken."""
 
-SINGLE_GROUPS = 4  # after this many groups of one reply, the next one is expected to be single, too
-FAST_SECONDS = 0.001  # from taking a group to its replies
+SINGLE_GROUPS = 4  # after this many groups of one confirmation, the next one is expected to be single, too
+FAST_SECONDS = 0.001  # from taking a group to its confirmations
 FAST_GROUPS = 32
 LOOP_BYTES_MAX = 64 << 10
 
@@ -47,7 +47,7 @@ class GroupOwner(Protocol):
         ...
 
     def after_group(self) -> None:
-        """The replies of a group were given."""
+        """The confirmations of a group were given."""
         ...
 
     def group_failed(self, error: BaseException) -> None:
@@ -59,8 +59,8 @@ class GroupOwner(Protocol):
         ...
 
 
-class Replies:
-    """What ``GroupCommit`` and ``LogCommit`` share: replies in the order of their commands, and the first failure."""
+class Confirmations:
+    """What ``GroupCommit`` and ``LogCommit`` share: confirmations in the order of commands, and the first failure."""
 
     frame_overhead = 0
     """Bytes that a frame is longer in the log than when it is added."""
@@ -74,24 +74,24 @@ class Replies:
         self.groups = 0
         self.waiting_bytes = 0  # of frames that are not written yet
         self._frames: list[bytes] = []
-        self._replies: list[Reply] = []
+        self._unconfirmed: list[Confirm] = []
         self._paused = False
         self._idle: list[asyncio.Future[None]] = []
 
-    def add(self, frame: bytes | None, reply: Reply, *, at_once: bool = False, store: str = "") -> None:
-        """Write ``frame``, then call ``reply`` with None or the error, never before this returns.
+    def add(self, frame: bytes | None, confirm: Confirm, *, at_once: bool = False, store: str = "") -> None:
+        """Write ``frame``, then call ``confirm`` with None or the error, never before this returns.
 
-        Without a frame the reply only waits its turn. ``at_once``: a group may be taken before this returns, so
+        Without a frame the confirmation only waits its turn. ``at_once``: a group may be taken before this returns, so
         ``before_group`` may be called. ``store`` is for ``LogCommit``.
         """
         raise NotImplementedError
 
-    def _give(self, replies: list[Reply]) -> None:
-        """Give the replies of one group."""
+    def _give(self, confirms: list[Confirm]) -> None:
+        """Give the confirmations of one group."""
         self.groups += 1
-        for reply in replies:
+        for confirm in confirms:
             try:
-                reply(self.failure)
+                confirm(self.failure)
             except Exception as bug:  # noqa: BLE001 - reported to every waiting caller, or the rest would wait forever
                 self._fail(bug)
         if self.failure is None:
@@ -108,7 +108,7 @@ class Replies:
         self._paused = True
 
     async def turn(self) -> None:
-        """Return when everything added until now was replied to, or the log has failed, or the leadership is over."""
+        """Return when everything added until now was confirmed, or the log has failed, or the leadership is over."""
         waiting: asyncio.Future[None] = self._loop.create_future()
         # Who waited may have been cancelled meanwhile.
         self.add(None, lambda _error: None if waiting.done() else waiting.set_result(None))
@@ -130,7 +130,7 @@ class Replies:
         self._idle.clear()
 
 
-class GroupCommit(Replies):
+class GroupCommit(Confirmations):
     """One log, one thread, one event loop. Every method belongs on the loop.
 
     ``clock`` returns seconds. With ``syncs`` a group counts when it is on the disk, else when the operating system has
@@ -155,7 +155,7 @@ class GroupCommit(Replies):
 
     @property
     def syncs(self) -> bool:
-        """Whether a group is synced before its replies."""
+        """Whether a group is synced before its confirmations."""
         return self._syncs
 
     @syncs.setter
@@ -163,13 +163,13 @@ class GroupCommit(Replies):
         self._owes_sync = self._owes_sync or self._syncs
         self._syncs = syncs
 
-    def add(self, frame: bytes | None, reply: Reply, *, at_once: bool = False, store: str = "") -> None:
-        """See ``Replies``."""
+    def add(self, frame: bytes | None, confirm: Confirm, *, at_once: bool = False, store: str = "") -> None:
+        """See ``Confirmations``."""
         del store
         if frame is not None:
             self._frames.append(frame)
             self.waiting_bytes += len(frame)
-        self._replies.append(reply)
+        self._unconfirmed.append(confirm)
         if self._busy:
             return
         if at_once and frame is not None and self._single_groups >= SINGLE_GROUPS and self.failure is None:
@@ -178,7 +178,7 @@ class GroupCommit(Replies):
         else:
             self.wake()
 
-    def end_group(self, written: Reply) -> None:
+    def end_group(self, written: Confirm) -> None:
         """As ``LogCommit.end_group``: here a checkpoint may rest on a part of a group."""
         self.add(None, written)
 
@@ -190,8 +190,8 @@ class GroupCommit(Replies):
             self._loop.call_soon(self._take)
 
     def _take(self, *, adding: bool = False) -> None:
-        """``adding``: no reply may be given before this returns."""
-        single = len(self._replies) == 1
+        """``adding``: no confirmation may be given before this returns."""
+        single = len(self._unconfirmed) == 1
         if self.failure is None:
             try:
                 self._owner.before_group()
@@ -204,15 +204,15 @@ class GroupCommit(Replies):
             self._log.write_mark()
             return
         self._single_groups = self._single_groups + 1 if single else 0
-        frames, replies = self._frames, self._replies
-        self._frames, self._replies = [], []
+        frames, confirms = self._frames, self._unconfirmed
+        self._frames, self._unconfirmed = [], []
         if not frames or self.failure is not None:
             if adding:
-                self._loop.call_soon(self._finish, replies, self.failure)
+                self._loop.call_soon(self._finish, confirms, self.failure)
             else:
-                self._finish(replies, self.failure)
+                self._finish(confirms, self.failure)
             return
-        group = frames, self._syncs or self._owes_sync, replies, self._clock()
+        group = frames, self._syncs or self._owes_sync, confirms, self._clock()
         self._owes_sync = False
         if self._may_write_on_loop(frames):
             caught = self._write(group, mark=False)
@@ -261,38 +261,38 @@ class GroupCommit(Replies):
         return None
 
     def _written(self, group: _Group, error: BaseException | None) -> None:
-        frames, synced, replies, since = group
+        frames, synced, confirms, since = group
         fast = synced and self._clock() - since <= FAST_SECONDS
         self._fast_groups = self._fast_groups + 1 if fast else 0
         self.waiting_bytes -= sum(map(len, frames))
-        self._finish(replies, error)
+        self._finish(confirms, error)
 
-    def _finish(self, replies: list[Reply], error: BaseException | None) -> None:
+    def _finish(self, confirms: list[Confirm], error: BaseException | None) -> None:
         if error is not None:
             self._fail(error)
-        self._give(replies)
-        if self._frames or self._replies:
+        self._give(confirms)
+        if self._frames or self._unconfirmed:
             self._single_groups = 0
             self._loop.call_soon(self._take)
             return
         self._busy = False
-        self._log.write_mark()  # what the loop wrote itself has none yet, because no reply waits for it
+        self._log.write_mark()  # what the loop wrote itself has none yet, because no confirmation waits for it
         self._wake_idle()
 
     def poison(self, error: BaseException) -> None:
-        """Memory cannot be trusted any more: write nothing of it, and fail every waiting reply with this error."""
+        """Memory cannot be trusted any more: write nothing of it, and fail every confirmation with this error."""
         self._frames = []
         self._fail(error)
         self.resume()
         self.wake()
 
     async def drain(self) -> None:
-        """Return when every reply was given."""
+        """Return when every confirmation was given."""
         while self._busy:
             await self._wait_until_idle()
 
     async def close(self) -> None:
-        """Give every reply, then end the thread."""
+        """Give every confirmation, then end the thread."""
         await self.drain()
         self._group = None
         self._handed_over.release()

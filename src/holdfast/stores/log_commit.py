@@ -1,28 +1,30 @@
-"""As ``GroupCommit``, for stores that live in the commit log: a reply waits until the log has the record durably.
+"""As ``GroupCommit``, for stores that live in the commit log: a confirmation waits until the record is durable there.
 
-What was added in one turn of the loop is one entry of the commit log. Many entries may be under way at once; replies
-come in order. The local files are a cache: a frame is appended to them when its entry is durable, never before, so that
-they hold nothing that another leader does not know. They are never synced: a start finds in the log what they lack.
+What was added in one turn of the loop is one entry of the commit log. Many entries may be under way at once;
+confirmations come in order. The local files are a cache: a frame is appended to them when its entry is durable, never
+before, so that they hold nothing that another leader does not know. They are never synced: a start finds in the log
+what they lack.
 
 While the files are copied, or their disk is full, durable frames are kept back in memory. They are appended later, in
 order. ``disk_is_full`` is true from a failed append until the files have everything; new messages are to be refused
 meanwhile. Everything else continues, up to ``KEPT_BACK_BYTES_MAX``; above it the stores fail with ``disk_full``.
 
-When this process does not lead any more, every waiting reply gets ``Fenced``: a later leader knows the outcome.
+When this process does not lead any more, every waiting confirmation gets ``Fenced``: a later leader knows the outcome.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
+from holdfast.commit.stages.events import WhenDurable
 from holdfast.errors import Code, HoldfastError, Unavailable
-from holdfast.stores.group_commit import GroupOwner, Replies, Reply
+from holdfast.stores.group_commit import Confirm, Confirmations, GroupOwner
 from holdfast.stores.storage.frames import RECORD, with_version
 from holdfast.stores.storage.storage import Storage
 
@@ -31,22 +33,20 @@ KEPT_BACK_BYTES_MAX: Final = 64 << 20
 AGAIN_SECONDS: Final = 1.0
 """From one attempt to append to a full disk to the next."""
 
-Durable = Callable[[int | HoldfastError], None]
-
 
 class Journal(Protocol):
-    """The commit log, as far as the stores need it."""
+    """The commit log (``commit.service.CommitService``), as far as the stores need it."""
 
-    def write(self, records: list[tuple[str, bytes]], durable: Durable) -> None:
-        """Write one entry: records, each with its store. ``durable`` is called once, in the order of the entries, with
-        its version or with why it is unknown whether the log has it; never before this returns."""
+    def record(self, records: list[tuple[str, bytes]], when_durable: WhenDurable) -> None:
+        """Write one entry: records, each with its store. ``when_durable`` is called in the order of the entries, never
+        before this returns."""
         ...
 
 
 @dataclass(slots=True)
 class _Group:
     frames: list[bytes]
-    replies: list[Reply]
+    confirms: list[Confirm]
     size: int
     version: int | None = None
     """0: it has no record, and waits for its turn only."""
@@ -57,7 +57,7 @@ class _KeptBack(NamedTuple):
 
     frames: list[bytes]
     version: int
-    written: Reply | None = None
+    written: Confirm | None = None
 
 
 def disk_full() -> Unavailable:
@@ -70,10 +70,10 @@ def disk_full() -> Unavailable:
     )
 
 
-class LogCommit(Replies):
+class LogCommit(Confirmations):
     """One journal, one cache, one event loop. Every method belongs on the loop.
 
-    ``syncs`` is of no effect: a record is durable before its reply in any case.
+    ``syncs`` is of no effect: a record is durable before its confirmation in any case.
     """
 
     frame_overhead = len(with_version(RECORD, 1)) - len(RECORD)
@@ -92,14 +92,14 @@ class LogCommit(Replies):
         self._files_are_held = False
         self._again: asyncio.TimerHandle | None = None
 
-    def add(self, frame: bytes | None, reply: Reply, *, at_once: bool = False, store: str = "") -> None:
-        """See ``Replies``."""
+    def add(self, frame: bytes | None, confirm: Confirm, *, at_once: bool = False, store: str = "") -> None:
+        """See ``Confirmations``."""
         del at_once  # the pipeline gathers, and an entry costs little
         if frame is not None:
             self._frames.append(frame)
             self._stores.append(store)
             self.waiting_bytes += len(frame)
-        self._replies.append(reply)
+        self._unconfirmed.append(confirm)
         self.wake()
 
     def wake(self) -> None:
@@ -127,16 +127,15 @@ class LogCommit(Replies):
         if self._frames and self.failure is None:
             self._write()
 
-    def add_part(self, frame: bytes, reply: Reply) -> Callable[[int | HoldfastError], None]:
-        """As ``add``, for a frame that the log has with a commit. Returns what is called once: with the version of the
-        commit when it is durable, or with the error."""
+    def add_part(self, frame: bytes, confirm: Confirm) -> WhenDurable:
+        """As ``add``, for a frame that the log has with a commit."""
         assert not self._frames, "what was added before was flushed"
-        group = _Group([frame], [reply], len(frame))
+        group = _Group([frame], [confirm], len(frame))
         self.waiting_bytes += group.size
         self._in_flight.append(group)
         return partial(self._durable, group)
 
-    def end_group(self, written: Reply) -> None:
+    def end_group(self, written: Confirm) -> None:
         """What was added until now ends with its own entry. A checkpoint rests on this.
 
         ``written`` is called, with None or the error, when the files have all of it and nothing later.
@@ -145,24 +144,24 @@ class LogCommit(Replies):
         if not self._is_closing and self.failure is None:
             self._write()
 
-    def _when_written(self, written: Reply, error: BaseException | None) -> None:
+    def _when_written(self, written: Confirm, error: BaseException | None) -> None:
         if error is None and self._kept_back:
             self._kept_back.append(_KeptBack([], 0, written))
         else:
             written(error)
 
     def _write(self) -> None:
-        frames, stores, replies = self._frames, self._stores, self._replies
-        if not replies:
+        frames, stores, confirms = self._frames, self._stores, self._unconfirmed
+        if not confirms:
             return
-        self._frames, self._stores, self._replies = [], [], []
-        group = _Group(frames, replies, sum(map(len, frames)))
+        self._frames, self._stores, self._unconfirmed = [], [], []
+        group = _Group(frames, confirms, sum(map(len, frames)))
         self._in_flight.append(group)
         records = [(store, frame) for store, frame in zip(stores, frames, strict=True) if frame.startswith(RECORD)]
         if self.failure is not None:
             self._advance()
         elif records:
-            self._journal.write(records, partial(self._durable, group))
+            self._journal.record(records, partial(self._durable, group))
         else:
             group.version = 0
             self._loop.call_soon(self._advance)
@@ -185,7 +184,7 @@ class LogCommit(Replies):
                 break
             self._finish(group)
         self._give_up()
-        if not self._in_flight and not self._replies:
+        if not self._in_flight and not self._unconfirmed:
             self._wake_idle()
 
     def _append(self, frames: list[bytes], version: int) -> None:
@@ -241,7 +240,7 @@ class LogCommit(Replies):
 
     @contextmanager
     def files_held(self) -> Generator[None]:
-        """Append nothing to the files until exit: they end with a whole entry. Replies go on, and memory grows.
+        """Append nothing to the files until exit: they end with a whole entry. Confirmations go on, and memory grows.
 
         *Raises*: ``Unavailable`` (disk_full) while the files lack frames.
         """
@@ -266,7 +265,7 @@ class LogCommit(Replies):
                 written(self.failure or disk_full())
 
     def _give_up(self) -> None:
-        """After a failure: give every reply that waits."""
+        """After a failure: give every confirmation that waits."""
         while self._in_flight and self.failure is not None:
             self._finish(self._in_flight.popleft())
         if self.failure is not None:
@@ -274,7 +273,7 @@ class LogCommit(Replies):
 
     def _finish(self, group: _Group) -> None:
         self.waiting_bytes -= group.size
-        self._give(group.replies)
+        self._give(group.confirms)
 
     def poison(self, error: BaseException) -> None:
         """As ``GroupCommit.poison``."""
@@ -291,13 +290,13 @@ class LogCommit(Replies):
             self._loop.call_soon(self._take)
 
     async def drain(self) -> None:
-        """Return when every reply was given. Nothing may be added then: a full disk is not waited for."""
-        while self._in_flight or self._replies:
+        """Return when every confirmation was given. Nothing may be added then: a full disk is not waited for."""
+        while self._in_flight or self._unconfirmed:
             await self._wait_until_idle()
         if self.disk_is_full:
             self._append_again()
             self._drop_kept_back()
 
     async def close(self) -> None:
-        """Give every reply."""
+        """Give every confirmation."""
         await self.drain()

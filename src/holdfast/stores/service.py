@@ -27,13 +27,14 @@ from typing import Final
 
 from msgspec.structs import force_setattr, replace
 
+from holdfast.commit.stages.events import WhenDurable
 from holdfast.errors import Closed, CorruptData, HoldfastError, InvalidRequest, NotFound
 from holdfast.stores.checkpoints import Checkpoints, Compaction
 from holdfast.stores.clock import ClockKeeper, StoreClock, in_stores_time
 from holdfast.stores.deadline_timer import OF_ANY_STORE, DeadlineTimer
 from holdfast.stores.definitions.cluster import Persistence
 from holdfast.stores.definitions.reader import STATISTICS
-from holdfast.stores.group_commit import GroupCommit, Reply
+from holdfast.stores.group_commit import Confirm, GroupCommit
 from holdfast.stores.log_commit import Journal, LogCommit
 from holdfast.stores.machine import commit_parts
 from holdfast.stores.machine.state import State
@@ -130,7 +131,7 @@ class StoreService:
         self.observer = StoreObserver()
         self._timer = DeadlineTimer(storage.state, now_ms=self.now_ms, on_timer=self._expire)
         self.written_bytes = 0  # bytes of the records written to the log since the service was opened
-        self._replies: list[Reply] = []
+        self._unconfirmed: list[Confirm] = []
         self._closed = False
         self._reported = ""  # the damage that was reported last
         self._configure()
@@ -230,7 +231,7 @@ class StoreService:
             if not isinstance(error, HoldfastError) or isinstance(error, CorruptData | ReadUnavailable):
                 self._give_up(error, done)
             else:
-                self._reply(None, _Reply(done, error, (), self), volatile=volatile)
+                self._commit(None, _Completion(done, error, (), self), volatile=volatile)
             return
         frame = None
         if applied.changed and not volatile:
@@ -244,7 +245,9 @@ class StoreService:
             effects = self._note_ready(effects)
         if type(command) is commands.Redefine:
             self._configure()
-        self._reply(frame, _Reply(done, applied.result, effects, self), volatile=volatile, store=_store_of(command))
+        self._commit(
+            frame, _Completion(done, applied.result, effects, self), volatile=volatile, store=_store_of(command)
+        )
 
     def _draw_for(self, command: commands.Redefine | commands.Attach) -> None:
         """Give a command the random number for the ids of what it makes."""
@@ -332,12 +335,11 @@ class StoreService:
 
     def carry_out_parts(
         self, command: commands.CommitParts
-    ) -> tuple[bytes, commands.PartsCommitted, Callable[[int | HoldfastError], None]] | tuple[int, HoldfastError]:
+    ) -> tuple[bytes, commands.PartsCommitted, WhenDurable] | tuple[int, HoldfastError]:
         """Apply the parts of a commit at once, all of them or none: the commit log decides now.
 
-        Returns the record, its result and what is called when the record is durable, with the commit's version, or
-        with the error. Or the position of the part that was refused, and why. Only where the stores live in the log,
-        after ``flush``.
+        Returns the record, its result and what is called when the record is durable. Or the position of the part that
+        was refused, and why. Only where the stores live in the log, after ``flush``.
         """
         groups = self._groups
         assert isinstance(groups, LogCommit), "the stores live in the log"
@@ -384,7 +386,7 @@ class StoreService:
         effects = self._note_ready(applied.effects)
         if self._ready:
             groups.wake()
-        return frame, result, groups.add_part(frame, _Reply(_ignore, result, effects, self))
+        return frame, result, groups.add_part(frame, _Completion(_ignore, result, effects, self))
 
     def flush(self) -> None:
         """Hand over to the commit log what was applied before: what it takes next comes after it."""
@@ -432,32 +434,33 @@ class StoreService:
     def when_safe(self, store: str, done: Callable[[], None]) -> None:
         """Call back when everything applied to the store so far is safe and reported; never after a failure."""
 
-        def reply(error: BaseException | None) -> None:
+        def confirm(error: BaseException | None) -> None:
             if error is None:
                 done()
 
-        self._reply(None, reply, volatile=store in self._volatile)
+        self._commit(None, confirm, volatile=store in self._volatile)
 
-    def _reply(self, frame: bytes | None, reply: Reply, *, volatile: bool, store: str = "") -> None:
-        """Reply when the log has the frame and all before it; for a store in memory in the next turn of the loop."""
+    def _commit(self, frame: bytes | None, confirm: Confirm, *, volatile: bool, store: str = "") -> None:
+        """Add the frame to the log; confirm when the log has it and all before it. A store in memory has no frames: it
+        confirms in the next turn of the loop."""
         if not volatile:
             # At once only if no deliveries are requested first: the caller may be about to give credit.
-            self._groups.add(frame, reply, at_once=not self._ready, store=store)
+            self._groups.add(frame, confirm, at_once=not self._ready, store=store)
             return
-        self._replies.append(reply)
-        if len(self._replies) == 1:
-            self._loop.call_soon(self._reply_at_once)
+        self._unconfirmed.append(confirm)
+        if len(self._unconfirmed) == 1:
+            self._loop.call_soon(self._confirm_volatile)
 
-    def _reply_at_once(self) -> None:
+    def _confirm_volatile(self) -> None:
         # An error here is reported to every waiting caller, as by the group, or the rest would wait forever.
         try:
             self._ask_for_deliveries()
         except Exception as error:  # noqa: BLE001
             self._groups.poison(error)
-        replies, self._replies = self._replies, []
-        for reply in replies:
+        confirms, self._unconfirmed = self._unconfirmed, []
+        for confirm in confirms:
             try:
-                reply(self._groups.failure)
+                confirm(self._groups.failure)
             except Exception as bug:  # noqa: BLE001
                 self._groups.poison(bug)
         self.after_group()
@@ -643,8 +646,8 @@ class StoreService:
             return
         self._closed = True
         self._timer.stop()
-        while self._replies:
-            self._reply_at_once()
+        while self._unconfirmed:
+            self._confirm_volatile()
         await self.compaction.close()
         await self._groups.drain()
         await self._checkpoints.close()
@@ -655,7 +658,9 @@ class StoreService:
         await asyncio.to_thread(self._storage.close)
 
 
-class _Reply:
+class _Completion:
+    """Gives the outcome of a command when the log has it, then carries out the effects."""
+
     __slots__ = ("_done", "_effects", "_outcome", "_service")
 
     def __init__(

@@ -23,7 +23,6 @@ from holdfast.commit.reading import entries as reading
 from holdfast.commit.service import CommitService
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Fenced, HoldfastError
-from holdfast.server.stores.in_log import LogJournal
 from holdfast.stores.log_commit import LogCommit
 from holdfast.stores.storage.frames import RECORD
 
@@ -151,7 +150,7 @@ class NodeStores:
         self._next = self._confirmed = len(cache.frames)
         self._groups = LogCommit(
             cache,  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-            LogJournal(service),
+            service,
             self,
         )
         service.serve_stores(self)
@@ -210,8 +209,7 @@ class NodeStores:
             return StoreRefusal("publish", 0, "store_full", "")
         number, record = self._number()
         entry.record, entry.results = record, b"%d" % number
-        recorded = groups.add_part(record, self._reply(groups, number, record))
-        entry.recorded = lambda error: recorded(entry.version if error is None else error)
+        entry.when_durable = groups.add_part(record, self._reply(groups, number, record))
         return None
 
     def results_of(self, record: bytes) -> bytes:

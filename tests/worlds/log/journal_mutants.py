@@ -17,12 +17,11 @@ from holdfast.commit.leadership import claims, takeover_machine
 from holdfast.commit.reading import entries
 from holdfast.commit.service import CommitService
 from holdfast.commit.stages import events, pipeline, resolve, sequence
-from holdfast.commit.stages.events import CommitEntry, Effect, Position, Records
+from holdfast.commit.stages.events import CommitEntry, Effect, Position, Records, WhenDurable
 from holdfast.errors import HoldfastError
 from holdfast.objects.port import ObjectStore
-from holdfast.server.stores.in_log import LogJournal
-from holdfast.stores.group_commit import Reply
-from holdfast.stores.log_commit import Durable, LogCommit
+from holdfast.stores.group_commit import Confirm
+from holdfast.stores.log_commit import LogCommit
 from holdfast.values import Instant, Version
 
 __all__ = ["MUTANTS"]
@@ -37,16 +36,16 @@ _claim_header = claims.claim_header
 _write = LogCommit._write
 _add_part = LogCommit.add_part
 _end = CommitService._end
+_record = CommitService.record
 _order = pipeline.Pipeline._order
 _collect = pipeline.Pipeline._collect
 
 
-@MUTANTS.breaks("a reply comes after the entry is durable", "write", LogJournal)
-def confirm_at_once(self: LogJournal, records: list[tuple[str, bytes]], durable: Durable) -> None:
+@MUTANTS.breaks("a reply comes after the entry is durable", "record", CommitService)
+def confirm_at_once(self: CommitService, records: list[tuple[str, bytes]], when_durable: WhenDurable) -> None:
     """What was handed to the log is taken for durable."""
-    entry = Records(records, _ignored)
-    self._service.record(entry)
-    durable(entry.version)
+    _record(self, records, _ignored)
+    when_durable(self.pipeline.sequence.assigned)
 
 
 @MUTANTS.breaks("a cache never holds what is not durable", "_write", LogCommit)
@@ -188,9 +187,9 @@ def refusal_is_overlooked(self: resolve.Resolve, entry: CommitEntry) -> Rejected
 
 
 @MUTANTS.breaks("a part is durable with its commit", "add_part", LogCommit)
-def part_is_durable_at_once(self: LogCommit, frame: bytes, reply: Reply) -> Durable:
+def part_is_durable_at_once(self: LogCommit, frame: bytes, confirm: Confirm) -> WhenDurable:
     """What the stores did for a commit is taken for durable."""
-    durable = _add_part(self, frame, reply)
+    durable = _add_part(self, frame, confirm)
     self._loop.call_soon(durable, 1)
     return lambda _: None
 
@@ -200,7 +199,7 @@ def end_confirms(self: CommitService, effect: events.Ended) -> None:
     """Records that wait at the end are taken for durable."""
     for ticket in effect.tickets:
         if isinstance(ticket, Records):
-            self._loop.call_soon(ticket.reply, None)
+            self._loop.call_soon(ticket.when_durable, ticket.version)
     _end(self, replace_tickets(effect))
 
 
@@ -209,5 +208,5 @@ def replace_tickets(effect: events.Ended) -> events.Ended:
     return events.Ended(effect.kind, effect.detail, [each for each in effect.tickets if not isinstance(each, Records)])
 
 
-def _ignored(_: HoldfastError | None) -> None:
+def _ignored(_: int | HoldfastError) -> None:
     """The true answer comes too late."""

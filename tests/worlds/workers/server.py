@@ -177,7 +177,7 @@ class Server:
             cast("Any", socket).shut_down()
         self.opened.deliveries.close(Unavailable("the service is stopping", code=Code.OVERLOADED))
 
-    def write(self, records: list[tuple[str, bytes]], durable: Callable[[int | HoldfastError], None]) -> None:
+    def record(self, records: list[tuple[str, bytes]], durable: Callable[[int | HoldfastError], None]) -> None:
         """See ``Journal``: the entry lands later, or never if another one leads then."""
         agenda, random = self.world.agenda, self.world.random
         self._landing_ms = max(self._landing_ms + 0.001, agenda.now + random.uniform(0.2, self.world.shape.sync_ms))

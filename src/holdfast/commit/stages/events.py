@@ -21,6 +21,9 @@ from holdfast.values import Instant, Slot, Version
 NO_STORE_PARTS: Final = object()
 """``CommitEntry.parts`` of a request that has nothing but ``jobs`` in addition to its operations."""
 
+WhenDurable = Callable[[int | HoldfastError], None]
+"""Called once: with the version of what the log has durably, or with why it is unknown whether the log has it."""
+
 ITEM_BYTES = 32
 """What an item costs besides its value and the request id, for the size bound of a batch."""
 
@@ -36,8 +39,7 @@ class CommitEntry(Struct, eq=False):
 
     ``parts``: what the stores are to do in the same step, in their own form, with a digest of how it was sent;
     ``NO_STORE_PARTS`` where records of jobs change and the stores have nothing to do. When the stores have done it,
-    ``record`` and ``results`` are theirs; ``recorded`` is then called once, before ``reply``, with None when the record
-    is durable, else with the error.
+    ``record`` and ``results`` are theirs, and ``when_durable`` is called before ``reply``.
     """
 
     txn: Transaction
@@ -54,7 +56,7 @@ class CommitEntry(Struct, eq=False):
     followers: list[CommitEntry] | None = None
     record: bytes | None = None
     results: bytes | None = None
-    recorded: Callable[[HoldfastError | None], None] | None = None
+    when_durable: WhenDurable | None = None
 
 
 class Position:
@@ -69,16 +71,15 @@ class Position:
 class Records(Position):
     """What the stores did by themselves, on its way into the log: records, each with its store.
 
-    ``reply`` is called exactly once, in the order of the versions: with None when the records are durable, with the
-    error when this leader cannot prove it any more.
+    ``when_durable`` is called in the order of the versions.
     """
 
-    __slots__ = ("records", "reply", "size", "version")
+    __slots__ = ("records", "size", "version", "when_durable")
 
-    def __init__(self, records: list[tuple[str, bytes]], reply: Callable[[HoldfastError | None], None]) -> None:
+    def __init__(self, records: list[tuple[str, bytes]], when_durable: WhenDurable) -> None:
         super().__init__(self)
         self.records = records
-        self.reply = reply
+        self.when_durable = when_durable
         self.size = sum([ITEM_BYTES + len(record) for _, record in records])
         self.version = 0
 

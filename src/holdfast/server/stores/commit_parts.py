@@ -201,13 +201,8 @@ class StoresOfCommits:
         if len(done) == 2:
             position, error = done
             return _refusal(command, position, error)
-        record, result, recorded = done
-        entry.record, entry.results = record, _encode(result.results)
-
-        def answered(error: HoldfastError | None) -> None:
-            recorded(entry.version if error is None else error)
-
-        entry.recorded = answered
+        entry.record, result, entry.when_durable = done
+        entry.results = _encode(result.results)
         return None
 
     def results_of(self, record: bytes) -> bytes:

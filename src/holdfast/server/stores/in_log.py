@@ -23,14 +23,12 @@ from holdfast.commit.reading.entries import Entries
 from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import find_frontier
 from holdfast.commit.service import CommitService
-from holdfast.commit.stages.events import Records
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import ObjectStore
 from holdfast.settings import StoresSettings
 from holdfast.stores.checkpoint_objects import KeptCheckpoints, fetch_newest, make_checkpoint
 from holdfast.stores.clock import HEARD_MS, TRUSTED_MS, Anchor, ByLog, StoreClock, anchor_now, read_anchor
 from holdfast.stores.followed import FollowedStores
-from holdfast.stores.log_commit import Durable
 from holdfast.stores.service import StoreService
 
 PROGRESS_SECONDS: Final = 5.0
@@ -67,22 +65,6 @@ async def require_durability(store: ObjectStore, settings: StoresSettings) -> No
         )
 
 
-class LogJournal:
-    """The log as the stores' journal."""
-
-    def __init__(self, service: CommitService) -> None:
-        self._service = service
-
-    def write(self, records: list[tuple[str, bytes]], durable: Durable) -> None:
-        """See ``stores.log_commit.Journal``."""
-
-        def reply(error: HoldfastError | None) -> None:
-            durable(entry.version if error is None else error)
-
-        entry = Records(records, reply)
-        self._service.record(entry)
-
-
 async def open_in_log(copy: LocalCopy, leader: CommitService, settings: StoresSettings) -> StoreService:
     """The stores as of the claim of ``leader``, which they belong to from now on.
 
@@ -95,7 +77,7 @@ async def open_in_log(copy: LocalCopy, leader: CommitService, settings: StoresSe
     known = known_time(stores.last_ms, leader.moment().time_ms, copy.newest, copy.heard, own)
     copy.give_away()
     return stores.lead(
-        LogJournal(leader),
+        leader,
         StoreClock(follows_wall=settings.clock == "wall"),
         *known,
         log_id=leader.log_id,
