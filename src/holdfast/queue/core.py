@@ -127,7 +127,6 @@ class QueueCore(WithBlock):
             serializer_named(serializer)  # refused before a file is touched
         self.serializer: Serializer | None = None  # None for bytes
         self._message: type[Message] = Message
-        self.append: Callable[[bytes], int] = _refuse_reader  # of bytes: the writer's method, called directly
         self._closed, self._closes_dropped = False, files is None
         self._closer: dict[str, tuple[int, int, object]] = {}  # the closing process and thread
         self._ended = threading.Event()
@@ -214,7 +213,6 @@ class QueueCore(WithBlock):
             # The thread references the parts, not this queue, which could not be dropped otherwise.
             resources.background = Background(resources.work, interval_s)
             writer.on_work = space.on_consumed = resources.background.wake
-        self.append = writer.append
 
     def _open_writer(self, page_size: int, compression: int, checksum: int, serializer: str) -> Writer:
         pages = self.pages
@@ -268,13 +266,17 @@ class QueueCore(WithBlock):
         """Whether this object is the writer."""
         return self._writer is not None
 
+    def append(self, payload: bytes) -> int:
+        """As ``Queue.append``, for bytes."""
+        return self.writer.tail.append(payload)
+
     def append_many(self, payloads: Sequence[bytes], *, atomic: bool = False) -> tuple[int, int]:
         """As ``Queue.append_many``, for bytes."""
         return self.writer.append_many(payloads, atomic=atomic)
 
     def append_at_once(self, payload: bytes) -> int | None:
         """Append bytes if that needs no sync and no new page; else return None. For callers that must not block."""
-        return None if self._writer is None else self._writer.append_at_once(payload)
+        return None if self._writer is None else self._writer.tail.append_at_once(payload)
 
     def wait_durable(self, seq: int) -> None:
         """Return when ``seq`` and all messages before it are durable. *Raises*: ``Closed`` after a failed sync;
@@ -543,8 +545,6 @@ class QueueCore(WithBlock):
 
     def _release(self) -> None:
         self._closed = True
-        if self._writer is None:
-            self.append = _refuse_closed
         try:
             self._resources.release()
         finally:
@@ -678,11 +678,3 @@ def _checked(clock: Callable[[], int]) -> Callable[[], int]:
 
 def _reader_only() -> HoldfastError:
     return PermissionDenied("the queue is open for reading only")
-
-
-def _refuse_reader(payload: bytes) -> int:  # noqa: ARG001 - replaces the append of a writer
-    raise _reader_only()
-
-
-def _refuse_closed(payload: bytes) -> int:  # noqa: ARG001 - replaces the append of a reader
-    raise Closed("the queue is closed")

@@ -9,7 +9,7 @@ from holdfast.queue.core import QueueCore
 from holdfast.queue.files.disk_errors import opening
 from holdfast.queue.files.process import WithBlock
 from holdfast.queue.log.reader import LogReader
-from holdfast.queue.log.writer import Writer
+from holdfast.queue.log.tail import LogTail
 from holdfast.queue.options import each_of, same_arguments
 
 TYPE_CHECKING = False
@@ -46,8 +46,7 @@ class Queue(WithBlock):
     def __init__(self, *args: Any, **options: Any) -> None:
         core = self._core = self._core_class(*args, **options)
         if core.writable and core.serializer is None and type(self).append is Queue.append:
-            # The method of the writer replaces it, a tenth faster.
-            self.__dict__["append"] = core.append
+            self.__dict__["append"] = core.writer.tail.append  # a tenth faster
 
     def append(self, payload: object) -> int:
         """Append one message and return its sequence number, after as much durability as the sync level promises.
@@ -229,7 +228,6 @@ def core_of(queue: Queue) -> QueueCore:
     return queue._core  # pyright: ignore[reportPrivateUsage] - of this module
 
 
-for _append in Writer.APPENDS:
-    # It may stand in the place of ``Queue.append``: errors, ``repr`` and ``help`` name that one.
-    update_wrapper(_append, Queue.append, assigned=("__name__", "__qualname__", "__doc__"), updated=())
+# It stands in the place of ``Queue.append``: errors, ``repr`` and ``help`` name that one.
+update_wrapper(LogTail.append, Queue.append, assigned=("__name__", "__qualname__", "__doc__"), updated=())
 QueueCore.__init__.__qualname__ = "Queue.__init__"  # in errors of Python

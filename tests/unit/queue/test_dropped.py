@@ -102,7 +102,7 @@ def test_a_finalizer_in_a_thread_that_holds_every_lock_of_the_queue_does_not_wai
 
     def drop() -> None:
         nonlocal queue
-        with writer._turn, writer._tail.lock:
+        with writer._slow_turn, writer.tail.lock:
             with pytest.warns(ResourceWarning):
                 del queue
             dropped.set()

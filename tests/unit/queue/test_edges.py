@@ -50,7 +50,7 @@ def test_a_batch_is_told_its_own_numbers_whoever_appends_meanwhile(tmp_path: Pat
     with Queue(tmp_path / "q", background=False) as queue:
         queue.append(b"first")
         writer: Any = core_of(queue)._writer
-        tail = writer._tail
+        tail = writer.tail
         releases = iter(range(1, 100))
 
         def released() -> None:

@@ -39,7 +39,7 @@ def test_an_iterator_may_end_where_its_thread_holds_the_lock_of_the_log(tmp_path
         assert next(cycle[0]).seq == 1  # type: ignore[call-overload]
         cycle.append(cycle)
         assert core_of(queue)._writer is not None
-        lock = core_of(queue)._writer._tail.lock
+        lock = core_of(queue)._writer.tail.lock
 
         def collect() -> None:
             with lock:

@@ -132,8 +132,8 @@ class Turns(list[None]):
 def test_an_interrupt_behind_the_taking_of_a_turn_gives_it_back(tmp_path: Path) -> None:
     with Queue(tmp_path / "q", background=False) as queue:
         queue.append(b"one")
-        tail: Any = core_of(queue)._writer._tail  # type: ignore[union-attr]
-        turns = tail._turns = Turns([None])
+        tail: Any = core_of(queue)._writer.tail  # type: ignore[union-attr]
+        turns = tail._fast_turn = Turns([None])
         turns.armed = True
         with pytest.raises(KeyboardInterrupt):
             queue.append(b"x")

@@ -193,7 +193,7 @@ def test_a_seek_in_the_page_being_written_reads_no_further_than_a_head_behind_it
     with Queue(tmp_path / "q", page_size=1 << 20, background=False) as queue:
         for _ in range(30):
             queue.append_many([bytes(1_000)] * 10)
-        end = core_of(queue)._writer._tail.position if core_of(queue)._writer is not None else 0
+        end = core_of(queue)._writer.tail.position if core_of(queue)._writer is not None else 0
     with Queue(tmp_path / "q", read_only=True, files=files) as queue:
         core_of(queue).reader(seq=300).close()
     assert 0 < files.furthest <= end + HEAD_BYTES

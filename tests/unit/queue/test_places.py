@@ -216,7 +216,7 @@ def test_a_reader_does_not_wait_in_a_page_whose_name_a_larger_one_may_take(tmp_p
         if first:
             writer._supply.prepare(lambda: True)
         else:
-            tail = writer._tail
+            tail = writer.tail
             writer._supply.prepare(lambda: True)
             tail.page.limit, tail.limit = 0, -1
             writer._seal(tail.page)  # as a roll leaves it that met a full disk behind it

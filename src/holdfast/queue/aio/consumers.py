@@ -37,11 +37,19 @@ class Closable(Protocol):
         """Release them."""
 
 
-WaitUntil = Callable[..., Awaitable[bool]]
-"""``Queue._wait_until``."""
+class WaitUntil(Protocol):
+    """A method of the queue."""
+
+    async def __call__(
+        self, look: Callable[[], Awaitable[bool]], timeout: float | None, *, look_again_s: float | None = None
+    ) -> bool:
+        """See ``Queue._wait_until``."""
+        ...
+
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+Shell = TypeVar("Shell")
 Opened = TypeVar("Opened", bound="Closable")
 Blocking = TypeVar("Blocking", bound="Closable")
 
@@ -136,12 +144,26 @@ class _Opened(AsyncWithBlock, Generic[Blocking]):
             await on_helper(self._inner.close)
 
 
-def shown_as(method: Callable[..., object], model: Callable[..., object], returns: str = "") -> None:
+def _show_as(method: Callable[..., object], model: Callable[..., object], returns: object) -> None:
     """Give ``method`` the name, the docstring and the arguments of ``model``."""
-    arguments = signature(model)
     method.__name__, method.__qualname__, method.__doc__ = model.__name__, model.__qualname__, model.__doc__
-    result = f"{returns}{arguments.return_annotation}"
-    method.__signature__ = arguments.replace(return_annotation=result)  # type: ignore[attr-defined]
+    method.__signature__ = signature(model).replace(return_annotation=returns)  # type: ignore[attr-defined]
+
+
+def shown_as(
+    model: Callable[Concatenate[Any, Arguments], object],
+) -> Callable[[Callable[Concatenate[Shell, ...], Result]], Callable[Concatenate[Shell, Arguments], Result]]:
+    """Decorates a method that has the docstring and the arguments of ``model``, and refuses others at once."""
+
+    def decorated(method: Callable[Concatenate[Shell, ...], Result]) -> Callable[Concatenate[Shell, Arguments], Result]:
+        def checked(self: Shell, /, *args: Arguments.args, **options: Arguments.kwargs) -> Result:
+            check_arguments(model, self, *args, **options)
+            return method(self, *args, **options)
+
+        _show_as(checked, model, signature(method).return_annotation)
+        return checked
+
+    return decorated
 
 
 def check_arguments(model: Callable[..., object], *args: object, **options: object) -> None:
@@ -160,7 +182,7 @@ def _awaited(
     async def call(self: _Opened[Blocking], /, *args: Arguments.args, **options: Arguments.kwargs) -> Result:
         return await on_helper(partial(model, self._opened(), *args, **options))
 
-    shown_as(call, model)
+    _show_as(call, model, signature(model).return_annotation)
     return call
 
 

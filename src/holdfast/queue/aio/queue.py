@@ -11,13 +11,12 @@ sync. When a write ends in the middle (a full disk), the requests that are wholl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import partial
 from itertools import chain, groupby
-from operator import attrgetter
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+from typing import Any, ParamSpec, Self, TypeVar
 from weakref import WeakMethod
 
 from holdfast.errors import Closed, HoldfastError, InternalError, InvalidRequest, LimitExceeded
@@ -42,7 +41,7 @@ from holdfast.queue.queue import core_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from holdfast.queue.log.messages import Damage
+    from holdfast.queue.log.messages import Block, Damage
     from holdfast.queue.options import Since
 
 Arguments = ParamSpec("Arguments")
@@ -183,40 +182,6 @@ class AppendLane:
         self._executor.shutdown(wait=False)
 
 
-def _opens(
-    model: Callable[Concatenate[BlockingQueue, Arguments], Blocking], shell: Callable[..., Shell]
-) -> Callable[Concatenate[Queue, Arguments], Shell]:
-    """The method that makes ``shell`` over what ``model`` opens."""
-
-    def opened(self: Queue, *args: Any, **options: Any) -> Shell:
-        check_arguments(model, self, *args, **options)
-        name = args[0] if args else options["name"]
-        return shell(self._wait_until, name, partial(model, self._opened()[0], *args, **options))  # pyright: ignore[reportPrivateUsage]
-
-    shown_as(opened, model)
-    return cast("Callable[Concatenate[Queue, Arguments], Shell]", opened)
-
-
-def _reads(
-    model: Callable[Concatenate[BlockingQueue, Arguments], Iterator[Item]],
-    step: Callable[[LogReader], Result | None],
-    items_of: Callable[[Result], Iterable[Item]],
-) -> Callable[Concatenate[Queue, Arguments], AsyncIterator[Item]]:
-    """The method that reads as ``model``; ``step`` runs on a helper thread, ``items_of`` on the loop."""
-
-    async def items(self: Queue, start: dict[str, Any]) -> AsyncIterator[Item]:
-        async for part in self._along(step, **start):  # pyright: ignore[reportPrivateUsage]
-            for item in items_of(part):
-                yield item
-
-    def read(self: Queue, *args: Any, **start: Any) -> AsyncIterator[Item]:
-        check_arguments(model, self, *args, **start)
-        return items(self, start)
-
-    shown_as(read, model, "Async")
-    return cast("Callable[Concatenate[Queue, Arguments], AsyncIterator[Item]]", read)
-
-
 def _encoded(core: QueueCore, payload: object) -> bytes:
     data = octets(payload if core.serializer is None else core.serializer.dump(payload))
     if len(data) > core.max_message:
@@ -227,14 +192,6 @@ def _encoded(core: QueueCore, payload: object) -> bytes:
 def _read_messages(reader: LogReader) -> list[list[Message]] | None:
     parts = reader.read_message_parts()
     return None if parts is None else list(parts)
-
-
-def _joined(parts: Iterable[Iterable[Item]]) -> Iterable[Item]:
-    return chain.from_iterable(parts)
-
-
-def _values(parts: list[list[Message]]) -> Iterator[object]:
-    return map(attrgetter("value"), chain.from_iterable(parts))
 
 
 class Queue(AsyncWithBlock):
@@ -283,7 +240,7 @@ class Queue(AsyncWithBlock):
         core = self._core = lane.core = core_of(self._queue)
         self._polls = not core.writable
         if core.writable and core.writer.stores:
-            self._at_once = core.writer.append_at_once
+            self._at_once = core.writer.tail.append_at_once
         return self
 
     async def close(self) -> None:
@@ -387,12 +344,43 @@ class Queue(AsyncWithBlock):
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
-    consumer = _opens(BlockingQueue.consumer, Consumer)
-    work_queue = _opens(BlockingQueue.work_queue, WorkQueue)
-    read = _reads(BlockingQueue.read, _read_messages, _joined)
-    read_payloads = _reads(BlockingQueue.read_payloads, LogReader.read_payloads, _joined)
-    batches = _reads(BlockingQueue.batches, LogReader.read_blocks, iter)
-    values = _reads(BlockingQueue.values, _read_messages, _values)
+    @shown_as(BlockingQueue.consumer)
+    def consumer(self, name: str, **options: Any) -> Consumer:
+        """As ``holdfast.Queue.consumer``."""
+        return Consumer(self._wait_until, name, partial(self._opened()[0].consumer, name, **options))
+
+    @shown_as(BlockingQueue.work_queue)
+    def work_queue(self, name: str, **options: Any) -> WorkQueue:
+        """As ``holdfast.Queue.work_queue``."""
+        return WorkQueue(self._wait_until, name, partial(self._opened()[0].work_queue, name, **options))
+
+    @shown_as(BlockingQueue.read)
+    async def read(self, **start: Any) -> AsyncIterator[Message]:
+        """As ``holdfast.Queue.read``."""
+        async for parts in self._along(_read_messages, **start):
+            for message in chain.from_iterable(parts):
+                yield message
+
+    @shown_as(BlockingQueue.values)
+    async def values(self, **start: Any) -> AsyncIterator[object]:
+        """As ``holdfast.Queue.values``."""
+        async for parts in self._along(_read_messages, **start):
+            for message in chain.from_iterable(parts):
+                yield message.value
+
+    @shown_as(BlockingQueue.read_payloads)
+    async def read_payloads(self, **start: Any) -> AsyncIterator[bytes]:
+        """As ``holdfast.Queue.read_payloads``."""
+        async for parts in self._along(LogReader.read_payloads, **start):
+            for payload in chain.from_iterable(parts):
+                yield payload
+
+    @shown_as(BlockingQueue.batches)
+    async def batches(self, **start: Any) -> AsyncIterator[Block]:
+        """As ``holdfast.Queue.batches``."""
+        async for blocks in self._along(LogReader.read_blocks, **start):
+            for block in blocks:
+                yield block
 
     async def _along(
         self,

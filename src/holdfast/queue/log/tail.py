@@ -4,8 +4,8 @@ An append that raises has appended nothing, and the next append overwrites what 
 frame is there or not; the next append finds out (``complete_interrupted``). Two paths move the end:
 
 - The slow path (``writer``) closes the fast path first, and holds ``lock`` where other threads read several fields.
-- The storing fast path takes the one element out of the list ``_turns`` and puts it back: a lock at a quarter of the
-  price. If the list is empty, a thread takes the slow path. Closing it sets ``limit`` and waits for the element.
+- The storing fast path takes the one element out of the list ``_fast_turn`` and puts it back: a lock at a quarter of
+  the price. If the list is empty, a thread takes the slow path. Closing it sets ``limit`` and waits for the element.
 """
 
 from __future__ import annotations
@@ -78,27 +78,16 @@ SHORT_S = 0.00005
 """A pause while another thread finishes its store, which takes a microsecond."""
 
 
-class Appending:
-    """What ``queue.append`` is a method of while a queue is open. Python and ``pickle`` show it as the queue."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "<holdfast.Queue>"
-
-    def __reduce__(self) -> NoReturn:
-        raise copies_refused("Queue")
-
-
-class LogTail(Appending):
+class LogTail:
     """``end`` is the position and the number of the next frame, and its earliest time.
 
     A writer has at most one fast path: it ``stores`` into the mapped page, or it ``writes``. It stops at ``limit``: the
-    next record of the write position or the end of the page; -1 while the slow path runs.
+    next record of the write position or the end of the page; -1 while the slow path runs. Python and ``pickle`` show it
+    as the queue, whose ``append`` is its own.
     """
 
     __slots__ = (
-        "_slow_append", "_clock", "_message_bytes_max", "_port", "_small_max", "_stores", "_turns", "_writes",
+        "_clock", "_fast_turn", "_message_bytes_max", "_port", "_slow_append", "_small_max", "_stores", "_writes",
         "base_seq", "batch_surplus", "checksum", "end", "index", "interrupted", "limit", "lock", "map", "record_due",
         "page", "seed", "written_bytes",
     )  # fmt: skip
@@ -117,11 +106,11 @@ class LogTail(Appending):
         self._port = port
         self._clock = clock
         self._message_bytes_max = message_bytes_max
-        self._small_max = min(SMALL_FRAME_BYTES, message_bytes_max)
+        self._small_max = min(SMALL_FRAME_BYTES, message_bytes_max) if stores else -1
         self._stores, self._writes = stores, writes
         self._slow_append = slow_append
         self.lock = threading.Lock()
-        self._turns: list[None] = [None]
+        self._fast_turn: list[None] = [None]
         self.limit = -1
         self.interrupted = False  # a frame may be after the end, whole and not published
         self.page: OpenPage | None = None
@@ -135,22 +124,29 @@ class LogTail(Appending):
         self.index = PageIndex()
         self.written_bytes = 0
 
+    def __repr__(self) -> str:
+        return "<holdfast.Queue>"
+
+    def __reduce__(self) -> NoReturn:
+        raise copies_refused("Queue")
+
     # ---- the fast paths ---------------------------------------------------------------------------------------------
 
     def append(self, payload: Octets) -> int:
-        """Append one message by storing it into the mapped page. Returns its sequence number. Raises: as
-        ``Writer.append_frames``. Cost: about one microsecond, without a system call.
+        """What ``Queue.append`` does: store one message into the mapped page. Where that is impossible, it goes through
+        ``Writer.append_durably`` at the level "always", else through ``Writer.append_slowly``. Returns its sequence
+        number. Raises: as ``Writer.append_frames``. Cost: about one microsecond, without a system call.
         """
         try:
             size = len(payload)
         except TypeError:
             return self._slow_append(payload)  # it raises the error
         try:
-            self._turns.pop()
+            self._fast_turn.pop()
         except IndexError:  # another thread is in the fast path
             pass
         except BaseException:  # an interrupt after it
-            self._turns.append(None)
+            self._fast_turn.append(None)
             raise
         else:
             try:
@@ -173,7 +169,7 @@ class LogTail(Appending):
                 self.interrupted, self.limit = True, -1
                 raise
             finally:
-                self._turns.append(None)
+                self._fast_turn.append(None)
         return self._slow_append(payload)
 
     def append_at_once(self, payload: bytes) -> int | None:
@@ -216,13 +212,13 @@ class LogTail(Appending):
     def close_fast_path(self) -> None:
         """From now on every append takes the slow path, and no fast append is running. Call with the lock held."""
         self.limit = -1
-        while not self._turns:
+        while not self._fast_turn:
             sleep(SHORT_S)
 
     def renew_after_fork(self) -> None:
         """In a forked child: another thread of the parent may have held the lock or the turn."""
         self.limit = -1
-        self.lock, self._turns = threading.Lock(), [None]
+        self.lock, self._fast_turn = threading.Lock(), [None]
 
     # ---- the slow path ----------------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import ClassVar
 
 from holdfast.crc32 import Octets
 from holdfast.errors import Closed, Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded
@@ -37,7 +36,7 @@ from holdfast.queue.format.frame import (
 from holdfast.queue.format.page import HEADER_BYTES, PAGE_BYTES_MAX, PageHeader, encode_header
 from holdfast.queue.log.durability import Durability, SyncProgress
 from holdfast.queue.log.opening import LogEnd
-from holdfast.queue.log.tail import Appending, LogTail, OpenPage
+from holdfast.queue.log.tail import LogTail, OpenPage
 from holdfast.queue.log.walk import UNSYNCED_PAGES_MAX
 from holdfast.queue.options import SyncBounds, clock_ns
 from holdfast.soundness import Soundness
@@ -133,18 +132,16 @@ POSITION_EVERY_BYTES = 512 << 10
 """The write position is recorded after this much was appended, which bounds what an opening after a kill reads."""
 
 
-class Writer(Appending):
+class Writer:
     """Appends frames. Thread-safe. Every method raises ``Closed`` when the writer is closed, poisoned or forked.
 
-    A slow operation holds ``_turn``; meanwhile the fast path is closed. ``append`` appends one message.
-    ``append_at_once`` does this only if it needs no sync, no new page and no other thread; otherwise it returns None:
-    always, unless it ``stores``.
+    A slow operation holds ``_slow_turn``; meanwhile the fast path of ``tail``, which appends one message, is closed.
     """
 
     __slots__ = (
         "__weakref__", "_clock", "_closed", "_compression", "_listeners", "_pages", "_port", "_soundness", "_supply",
-        "_sync", "_tail", "_turn", "append", "append_at_once", "before_roll", "durability", "message_bytes_max",
-        "on_full", "on_work", "progress", "skipped", "stores",
+        "_slow_turn", "_sync", "before_roll", "durability", "message_bytes_max",
+        "on_full", "on_work", "progress", "skipped", "stores", "tail",
     )  # fmt: skip
 
     def __init__(
@@ -167,7 +164,7 @@ class Writer(Appending):
         self._clock = clock
         self._sync = sync
         self._compression = compression
-        self._turn = threading.Lock()
+        self._slow_turn = threading.Lock()
         self._closed: HoldfastError | None = None
         self._listeners: list[Callable[[], None]] = []
         self._supply = supply
@@ -180,22 +177,15 @@ class Writer(Appending):
             sync.name == "os" or (sync.name == "every" and not (sync.messages_max or sync.bytes_max))
         )
         writes = not compression and sync.name == "always"
-        tail = self._tail = LogTail(
+        tail = self.tail = LogTail(
             port,
             end,
             clock=clock,
             message_bytes_max=message_bytes_max,
             stores=stores,
             writes=writes,
-            slow_append=self._append_slowly,
+            slow_append=self.append_durably if writes else self.append_slowly,
         )
-        # Chosen once, not at each append.
-        self.append: Callable[[Octets], int] = self._append_slowly
-        if stores:
-            self.append = tail.append
-        elif writes:
-            self.append = self._append_durably
-        self.append_at_once = tail.append_at_once
         progress = self.progress = SyncProgress(port, tail, end, position_file, self._sync_names)
         self.durability = Durability(port, progress, soundness)
         try:
@@ -206,18 +196,17 @@ class Writer(Appending):
 
     # ---- appending --------------------------------------------------------------------------------------------------
 
-    def _append_slowly(self, payload: Octets) -> int:
+    def append_slowly(self, payload: Octets) -> int:
+        """Append one message as a frame of its own."""
         return self.append_frames([([octets(payload)], 1)])[0]
 
-    def _append_durably(self, payload: Octets) -> int:
-        seq = self._tail.write(payload) if type(payload) is bytes else 0
+    def append_durably(self, payload: Octets) -> int:
+        """As ``append_slowly``, at the level "always"."""
+        seq = self.tail.write(payload) if type(payload) is bytes else 0
         if not seq:
-            return self._append_slowly(payload)
+            return self.append_slowly(payload)
         self.durability.wait_for(seq + 1)
         return seq
-
-    APPENDS: ClassVar[tuple[Callable[..., int], ...]] = (LogTail.append, _append_slowly, _append_durably)
-    """What ``append`` may be."""
 
     def append_many(self, payloads: Sequence[bytes], *, atomic: bool) -> tuple[int, int]:
         """Append messages in order with no others between them. Returns the first and the last sequence number.
@@ -243,14 +232,14 @@ class Writer(Appending):
             first, last = self._append_bodies(bodies)
         except HoldfastError as error:
             if error.fields.get("appended"):
-                self._after_append(self._tail.next_seq - 1)
+                self._after_append(self.tail.next_seq - 1)
             raise
         self._after_append(last)
         return first, last
 
     def _append_bodies(self, bodies: Iterable[tuple[list[bytes], int]]) -> tuple[int, int]:
-        tail = self._tail
-        with self._turn:
+        tail = self.tail
+        with self._slow_turn:
             with tail.lock:
                 self.raise_if_closed()
                 tail.close_fast_path()
@@ -281,7 +270,7 @@ class Writer(Appending):
         return first, last
 
     def _write_bodies(self, bodies: Iterable[tuple[list[bytes], int]]) -> None:
-        tail = self._tail
+        tail = self.tail
         time_ns = max(clock_ns(self._clock()), tail.last_time_ns)
         level, flags = self._compression, COMPRESSED if self._compression else 0
         for body, count in bodies:
@@ -326,7 +315,7 @@ class Writer(Appending):
             self.durability.wait_for(last + 1)
         elif level.name == "every":
             messages = last + 1 - self.durability.next_seq
-            size = self._tail.written_bytes - self.progress.synced_bytes
+            size = self.tail.written_bytes - self.progress.synced_bytes
             if (level.messages_max and messages >= level.messages_max) or (level.bytes_max and size >= level.bytes_max):
                 self.durability.wait_for(last + 1)
 
@@ -334,9 +323,9 @@ class Writer(Appending):
         """Return when everything appended before the call is durable. Without ``record`` the write position is left to
         ``record_position``. Raises: ``Closed``. Cost: one shared data sync; none if nothing is new.
         """
-        with self._tail.lock:
+        with self.tail.lock:
             self.raise_if_closed()
-            next_seq = self._tail.next_seq
+            next_seq = self.tail.next_seq
         self.progress.records_at_once = record
         try:
             self.durability.wait_for(next_seq)
@@ -357,9 +346,9 @@ class Writer(Appending):
 
     def notify_once(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` once, after the next append, on the appending thread. It must be fast and raise nothing."""
-        with self._tail.lock:
+        with self.tail.lock:
             self._listeners.append(listener)
-            self._tail.close_fast_path()
+            self.tail.close_fast_path()
 
     def notify_no_more(self, listener: Callable[[], None]) -> None:
         """Remove ``listener`` if it was not called. Takes no lock: the garbage collector may call this anywhere."""
@@ -367,7 +356,7 @@ class Writer(Appending):
             self._listeners.remove(listener)
 
     def _notify(self) -> None:
-        with self._tail.lock:
+        with self.tail.lock:
             listeners, self._listeners = self._listeners, []
             self._open_fast_path()
         for listener in tuple(listeners):  # one that is taken back meanwhile must not hide the next
@@ -377,7 +366,7 @@ class Writer(Appending):
         """Open it unless there are listeners or the writer refuses appends. Call with the tail's lock held."""
         if self._closed is None and self.durability.failure is None:
             if not self._listeners and not self.progress.silent:
-                self._tail.open_fast_path()
+                self.tail.open_fast_path()
 
     # ---- pages ------------------------------------------------------------------------------------------------------
 
@@ -408,7 +397,7 @@ class Writer(Appending):
             self.progress.closing.append(file)
             return
         page = OpenPage(self._port, file, header)
-        self._tail.resume(page, end)  # from here on closing the tail closes it
+        self.tail.resume(page, end)  # from here on closing the tail closes it
         page.index_file = self._pages.open_index(end.page, write=True)
 
     def _begin_after_gap(self, end: LogEnd) -> None:
@@ -424,13 +413,13 @@ class Writer(Appending):
         except BaseException:
             self._supply.give_back(page)
             raise
-        with self._tail.lock:
-            self._tail.begin(page)
+        with self.tail.lock:
+            self.tail.begin(page)
         self.progress.begin_at(page.header)
 
     def _roll(self, size: int, time_ns: int) -> None:
         """Close the current page and begin the next, with room for a frame of ``size``."""
-        tail, closing = self._tail, self.progress.closing
+        tail, closing = self.tail, self.progress.closing
         while len(closing) >= UNSYNCED_PAGES_MAX:
             self.durability.sync_sealed()
         needed = HEADER_BYTES + size + SEAL_BYTES
@@ -474,13 +463,13 @@ class Writer(Appending):
 
     def _seal(self, page: OpenPage) -> None:
         """Write the SEAL. It is not published: until the next page is used it may be overwritten."""
-        tail = self._tail
+        tail = self.tail
         self.progress.write_index()
         seal = encode_seal(page.checksum, page.seed, tail.next_seq, tail.frames, tail.last_time_ns, tail.index.check)
         self._port.write(page.file, tail.position, (seal,))
 
     def _checkpoint(self) -> None:
-        tail, progress = self._tail, self.progress
+        tail, progress = self.tail, self.progress
         page = tail.page
         assert page is not None, "a checkpoint follows a frame"
         with tail.lock:
@@ -498,18 +487,18 @@ class Writer(Appending):
 
     def wants_page(self) -> bool:
         """Whether the current page is more than half full and no next page is prepared."""
-        page = self._tail.page
+        page = self.tail.page
         return (
             self._supply.prepared is None
             and self._closed is None
             and page is not None
-            and self._tail.position > page.header.page_bytes // 2
+            and self.tail.position > page.header.page_bytes // 2
         )
 
     @property
     def next_seq(self) -> int:
         """The number of the next message."""
-        return self._tail.next_seq
+        return self.tail.next_seq
 
     @property
     def first(self) -> tuple[int, int]:
@@ -519,7 +508,7 @@ class Writer(Appending):
     @property
     def page_number(self) -> int:
         """The page being written, or the last one."""
-        page = self._tail.page
+        page = self.tail.page
         return page.header.number if page is not None else self._supply.number
 
     def sync_is_due(self) -> bool:
@@ -534,15 +523,15 @@ class Writer(Appending):
 
     def close(self) -> None:
         """Make everything durable, record a clean end, close the files. Closing twice is harmless."""
-        with self._turn:
+        with self._slow_turn:
             if self._soundness.broken is not None:
                 self._close_files()
             if self._closed is not None:
                 return
             try:
-                with self._tail.lock:
-                    self._tail.close_fast_path()
-                self._tail.complete_interrupted()
+                with self.tail.lock:
+                    self.tail.close_fast_path()
+                self.tail.complete_interrupted()
                 self.durability.wait_for(self.next_seq)
                 if self.durability.failure is None:
                     self._record(self.progress.close_cleanly)
@@ -554,25 +543,25 @@ class Writer(Appending):
 
     def poison_after_fork(self, reason: Closed) -> None:
         """In a forked child: make new locks, because the parent's threads may have held them, and refuse everything."""
-        self._turn = threading.Lock()
-        self._tail.renew_after_fork()
+        self._slow_turn = threading.Lock()
+        self.tail.renew_after_fork()
         self._supply.renew_lock()
         self.abandon(reason)
 
     def abandon(self, reason: HoldfastError) -> None:
         """Refuse everything from now on. Touches no file."""
         self._closed = reason
-        self._tail.close_fast_path()
+        self.tail.close_fast_path()
 
     def break_off(self, reason: InternalError) -> None:
         """Refuse everything from now on: an invariant is broken. Touches no file."""
-        with self._tail.lock:
+        with self.tail.lock:
             self.abandon(reason)
         self.durability.end(reason)
 
     def _close_files(self) -> None:
-        with self._tail.lock:
-            self._tail.close()
+        with self.tail.lock:
+            self.tail.close()
             self._supply.close()
             self.progress.close()
 

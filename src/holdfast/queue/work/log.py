@@ -74,7 +74,7 @@ class WorkLog:
 
     def __init__(self, log: QueueCore, *, synced: bool) -> None:
         self._log = log
-        self._append = log.append
+        self._append = log.writer.tail.append
         self._state_seq = 0
         self.synced = synced
         # Set before a command is written, cleared when it is applied. If an interrupt leaves it set, memory and log may
