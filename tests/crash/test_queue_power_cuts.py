@@ -42,7 +42,7 @@ from tests.worlds.queue.files import DIRECTORY, PATH, PREFIX, CrashFiles
 from holdfast.errors import HoldfastError
 from holdfast.queue import FileQueue, Gap, Message, Queue, SyncLevel, Trimmed, every, file_queue
 from holdfast.queue.consumers.consumer import Consumer
-from holdfast.queue.format.commands import STATE_KIND, Kind, decode_command, decode_state
+from holdfast.queue.format.commands import STATE_KIND, CommandKind, decode_command, decode_state
 from holdfast.queue.format.meta import decode_cursor, newest_slot
 from holdfast.queue.queue import core_of
 from holdfast.queue.repair import verify_queue
@@ -119,7 +119,7 @@ class Image:
                         last = max(last, decode_state(message.payload).next_seq - 1)
                         continue
                     kind, _, numbers = decode_command(message.payload)
-                    if kind in (Kind.TAKE, Kind.DONE):
+                    if kind in (CommandKind.TAKE, CommandKind.DONE):
                         last = max(last, *numbers)
         return last
 

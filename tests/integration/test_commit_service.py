@@ -17,7 +17,7 @@ from holdfast.commit.leadership import takeover_machine
 from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.evidence import LeaderAnswer, Reply
 from holdfast.commit.leadership.takeover import AskLeader, init_log, now
-from holdfast.commit.reading.feed import Channel, Checkpoint, LeaderChange, TransactionEvent
+from holdfast.commit.reading.feed import Channel, FeedCheckpoint, FeedTransaction, LeaderChange
 from holdfast.commit.reading.reader import follow
 from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
 from holdfast.commit.stages.persist import PersistRules
@@ -131,8 +131,8 @@ async def collect(service: CommitService, *, after: int, enough: Callable[[list[
     return events
 
 
-def transactions(events: list[Any]) -> list[TransactionEvent]:
-    return [event for event in events if isinstance(event, TransactionEvent)]
+def transactions(events: list[Any]) -> list[FeedTransaction]:
+    return [event for event in events if isinstance(event, FeedTransaction)]
 
 
 def assert_chained(events: list[Any], after: int) -> None:
@@ -163,7 +163,7 @@ async def test_a_stream_misses_nothing_wherever_it_starts_and_however_small_the_
     def all_of_them(events: list[Any]) -> bool:
         return (
             bool(events)
-            and isinstance(events[-1], Checkpoint)
+            and isinstance(events[-1], FeedCheckpoint)
             and events[-1].committed_version >= versions[0] + total - 1
         )
 
@@ -183,7 +183,7 @@ async def test_a_stream_misses_nothing_wherever_it_starts_and_however_small_the_
 async def test_a_stream_of_a_log_without_transactions_waits_at_its_base(store: Gate) -> None:
     service = await lead(store)
     stream = subscribe(service, after=0)
-    assert list((await anext(stream)).events) == [Checkpoint(service.claim.last_version, service.leader_id)]
+    assert list((await anext(stream)).events) == [FeedCheckpoint(service.claim.last_version, service.leader_id)]
     waiting = asyncio.ensure_future(anext(stream))
     version = await put(service, b"a")
     events = (await waiting).events
@@ -202,7 +202,7 @@ async def test_a_stream_that_does_not_wait_sees_a_transaction_before_it_is_durab
     store.open.clear()
     waiting = asyncio.ensure_future(put(service, b"b"))
     event = (await turn).events[0]
-    while not isinstance(event, TransactionEvent):
+    while not isinstance(event, FeedTransaction):
         event = (await anext(stream)).events[0]
     assert not event.durable
     assert event.prev_version == first
@@ -210,7 +210,7 @@ async def test_a_stream_that_does_not_wait_sees_a_transaction_before_it_is_durab
     store.open.set()
     assert await waiting == event.version
     checkpoint = (await anext(stream)).events[0]
-    assert checkpoint == Checkpoint(event.version, service.leader_id)
+    assert checkpoint == FeedCheckpoint(event.version, service.leader_id)
     await service.step_down()
     rest = [event async for batch in stream for event in batch.events]
     assert isinstance(rest[-1], LeaderChange)
@@ -244,7 +244,7 @@ async def test_history_runs_across_reigns(store: Gate) -> None:
         events = await collect(
             service,
             after=start,
-            enough=lambda seen: isinstance(seen[-1], Checkpoint) and seen[-1].committed_version >= versions[-1],
+            enough=lambda seen: isinstance(seen[-1], FeedCheckpoint) and seen[-1].committed_version >= versions[-1],
         )
         assert [event.version for event in transactions(events)] == wanted
         assert_chained(events, start)
@@ -254,7 +254,7 @@ async def test_history_runs_across_reigns(store: Gate) -> None:
 async def test_a_subscriber_too_far_behind_is_told_so(store: Gate) -> None:
     service = await lead(store)
     stream = subscribe(service, after=service.local_version(), bytes_behind_max=10_000)
-    assert isinstance((await anext(stream)).events[0], Checkpoint)
+    assert isinstance((await anext(stream)).events[0], FeedCheckpoint)
     for i in range(40):
         await put(service, b"k%d" % i, b"x" * 1000)
     with pytest.raises(Backpressure) as caught:
@@ -546,7 +546,7 @@ async def test_a_stream_that_does_not_wait_ends_although_what_it_missed_never_be
     lost = asyncio.ensure_future(commit(service, Transaction([Write(b"b", b"1")])))
     await sequenced(service, first + 1)
     stream = subscribe(service, after=first, durable=False)
-    assert (await anext(stream)).events[0] == Checkpoint(first, service.leader_id)
+    assert (await anext(stream)).events[0] == FeedCheckpoint(first, service.leader_id)
     await lead(Gate(store.inner))
     store.open.set()
     assert (await lost).outcome == Unanswered()
@@ -652,7 +652,7 @@ async def test_a_start_far_behind_inside_the_ring_catches_up(store: Gate) -> Non
         service,
         after=first,
         bytes_behind_max=10_000,
-        enough=lambda seen: isinstance(seen[-1], Checkpoint) and seen[-1].committed_version >= versions[-1],
+        enough=lambda seen: isinstance(seen[-1], FeedCheckpoint) and seen[-1].committed_version >= versions[-1],
     )
     assert [event.version for event in transactions(events)] == versions
 
@@ -849,7 +849,7 @@ async def test_a_reader_of_a_later_leaders_log_is_not_turned_away_for_good(store
     with pytest.raises(Fenced) as caught:
         await collect(old, after=version, enough=bool)
     assert caught.value.code is Code.LEADER_CHANGED
-    assert await collect(new, after=version, enough=bool) == [Checkpoint(version, new.leader_id)]
+    assert await collect(new, after=version, enough=bool) == [FeedCheckpoint(version, new.leader_id)]
 
 
 @law

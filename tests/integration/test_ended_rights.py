@@ -18,7 +18,7 @@ from holdfast.server.http import auth
 from holdfast.server.http.auth import Authenticator, Grant, Role
 from holdfast.server.http.key_scope import EVERYTHING, KeyScope
 from holdfast.server.view.current_reads import Each
-from holdfast.view.storage import Page
+from holdfast.view.storage import ViewPage
 
 BODIES = {
     "PUT /v1/retention/any": {"keep": "everything"},
@@ -218,7 +218,7 @@ def test_what_was_read_for_a_token_that_ended_meanwhile_is_not_shown(
             async def waits(*_: object, **__: object) -> Any:
                 under_way.set()
                 await goes_on.wait()
-                page = Page([(b"seat/1", b"secret", 1)], 1, more=False)
+                page = ViewPage([(b"seat/1", b"secret", 1)], 1, more=False)
                 if "read" in target:
                     return Each(1, [page])
                 return page if "range" in target else ((b"secret", 1), 1)

@@ -13,7 +13,7 @@ import pytest
 from tests.integration.http_harness import Client, Serving, request, run, serving, until, write
 
 from holdfast.commit.format.transaction import Delete, prefix_end
-from holdfast.commit.reading.feed import Checkpoint, EventBatch
+from holdfast.commit.reading.feed import EventBatch, FeedCheckpoint
 from holdfast.errors import Backpressure, Code, CorruptData
 from holdfast.server.commit import sse
 from holdfast.server.commit.sse import KeyFilter
@@ -217,7 +217,7 @@ def test_live_events_are_encoded_once_for_all_subscribers(monkeypatch: pytest.Mo
             for stream in streams:
                 await stream.until(version)
                 await stream.next("checkpoint")
-            assert encoded == ["TransactionEvent", "Checkpoint"]
+            assert encoded == ["TransactionEvent", "FeedCheckpoint"]
 
     run(scenario)
 
@@ -362,7 +362,7 @@ def test_a_reader_that_leaves_before_the_first_event_is_no_fault(method: str, mo
 def test_a_reader_without_whom_the_live_events_moved_on_is_told_that_it_lags(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async def moved_on(after: int, durable: bool, with_segments: bool) -> AsyncIterator[EventBatch]:
-            yield EventBatch(after, 64, "0" * 32, (Checkpoint(after, "l" * 32),))
+            yield EventBatch(after, 64, "0" * 32, (FeedCheckpoint(after, "l" * 32),))
             raise Backpressure("subscriber is too far behind", code=Code.LAGGING)
 
         async with serving(view=False) as here:
@@ -380,7 +380,7 @@ def test_a_reader_without_whom_the_live_events_moved_on_is_told_that_it_lags(mon
 def test_damage_in_the_middle_of_a_stream_is_its_last_event(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async def damaged(after: int, durable: bool, with_segments: bool) -> AsyncIterator[EventBatch]:
-            yield EventBatch(after, 64, "0" * 32, (Checkpoint(after, "l" * 32),))
+            yield EventBatch(after, 64, "0" * 32, (FeedCheckpoint(after, "l" * 32),))
             raise CorruptData("an object is damaged", code=Code.CORRUPT_LOG, hint="repair it")
 
         async with serving(view=False) as here:

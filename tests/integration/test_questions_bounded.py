@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 from tests.integration.http_harness import Client, GatedStore, Serving, commit, request, run, serving, until, write
 
-from holdfast.commit.reading.feed import Checkpoint, Event, LeaderChange, TransactionEvent
+from holdfast.commit.reading.feed import Event, FeedCheckpoint, FeedTransaction, LeaderChange
 from holdfast.commit.service import ServiceOptions
 from holdfast.commit.stages import release
 from holdfast.commit.subscription import subscribe
@@ -230,8 +230,8 @@ def test_what_is_held_for_a_proof_is_not_shown_as_durable_to_who_reads_history(d
 
             reading = asyncio.ensure_future(read())
             await until(lambda: service.feed.durable._waiters)
-            assert [event.version for event in told if isinstance(event, TransactionEvent)] == [first]
-            assert all(event.committed_version <= first for event in told if isinstance(event, Checkpoint))
+            assert [event.version for event in told if isinstance(event, FeedTransaction)] == [first]
+            assert all(event.committed_version <= first for event in told if isinstance(event, FeedCheckpoint))
             await service.close()
             await reading
             changes = [event.roll_back_to for event in told if isinstance(event, LeaderChange)]

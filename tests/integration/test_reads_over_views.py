@@ -27,8 +27,8 @@ from holdfast.view.storage import (
     Asked,
     KeyRange,
     Larger,
-    Page,
     ViewAnswer,
+    ViewPage,
     answer_within,
     page_of,
     page_within,
@@ -73,7 +73,7 @@ class LaggingView:
 
 
 def view_of(state: State, version: int, asked: Sequence[Asked], bytes_max: int) -> ViewAnswer:
-    def page(item: KeyRange, left: int) -> Page | Larger:
+    def page(item: KeyRange, left: int) -> ViewPage | Larger:
         rows = ((key, *state[key]) for key in keys_of(state, item.begin, item.end))
         return page_within(page_of(rows, version, item.limit, left), left)
 
@@ -166,7 +166,7 @@ class World:
         self.answered += len(answer.results)
         for item, found in zip(asked, answer.results, strict=False):
             if isinstance(item, KeyRange):
-                assert isinstance(found, Page)
+                assert isinstance(found, ViewPage)
                 keys = keys_of(truth, item.begin, item.end)
                 assert found.rows == [(key, *truth[key]) for key in keys[: len(found.rows)]], "the first rows, exactly"
                 assert found.more or len(found.rows) == len(keys), "what is left out is named"

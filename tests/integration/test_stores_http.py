@@ -25,7 +25,7 @@ from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.operations import POLL_MESSAGES_MAX
 from holdfast.server.stores.store_metrics import store_metrics
 from holdfast.stores.service import StoreService
-from holdfast.stores.storage.index import Checkpoint, Index
+from holdfast.stores.storage.index import Index, IndexChanges
 from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.values.messages import FIELDS_RULE
 
@@ -792,7 +792,7 @@ def test_a_full_disk_refuses_what_writes_to_it_by_name_and_nothing_else(
 ) -> None:
     write, full = Index.write, [True]
 
-    def on_a_full_disk(index: Index, checkpoint: Checkpoint) -> int:
+    def on_a_full_disk(index: Index, checkpoint: IndexChanges) -> int:
         if full[0]:
             raise sqlite3.OperationalError("database or disk is full")
         return write(index, checkpoint)

@@ -15,8 +15,8 @@ from holdfast.view.storage import (
     KeyRange,
     Larger,
     Layer,
-    Page,
     ViewAnswer,
+    ViewPage,
     answer_within,
     merged,
     page_of,
@@ -120,7 +120,7 @@ class World:
         assert answer.results or answer.larger is not None, "something is answered"
         for item, found in zip(asked, answer.results, strict=False):
             if isinstance(item, KeyRange):
-                assert isinstance(found, Page)
+                assert isinstance(found, ViewPage)
                 keys = keys_of(truth, item.begin, item.end)
                 assert found.rows == [(key, *truth[key]) for key in keys[: len(found.rows)]], "the first rows, exactly"
                 assert len(found.rows) <= item.limit
@@ -132,7 +132,7 @@ class World:
     def view_of(self, asked: list[Asked], bytes_max: int) -> ViewAnswer:
         state, version = self.states[self.view], self.view
 
-        def page(item: KeyRange, left: int) -> Page | Larger:
+        def page(item: KeyRange, left: int) -> ViewPage | Larger:
             rows = ((key, *state[key]) for key in keys_of(state, item.begin, item.end))
             return page_within(page_of(rows, version, item.limit, left), left)
 
@@ -199,7 +199,7 @@ class VersionTooHigh(NewestChanges):
 class OldRowsOverNew(NewestChanges):
     """Layers that the view may have are passed over, although it has only some of them."""
 
-    def merge(self, asked: KeyRange, seen: Page, seen_at: int, bytes_max: float) -> Page | None:
+    def merge(self, asked: KeyRange, seen: ViewPage, seen_at: int, bytes_max: float) -> ViewPage | None:
         return super().merge(asked, seen, seen_at + 2, bytes_max)
 
 

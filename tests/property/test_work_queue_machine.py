@@ -18,7 +18,7 @@ from tests.worlds.queue import CrashFiles
 
 from holdfast.errors import CorruptData, Fenced
 from holdfast.queue import Queue
-from holdfast.queue.format.commands import Kind
+from holdfast.queue.format.commands import CommandKind
 from holdfast.queue.work.log import WorkLog
 from holdfast.queue.work.work_queue import Job, WorkQueue
 
@@ -321,7 +321,7 @@ def waits_for_nothing(_log: WorkLog, _written: int) -> None:
 
 def writes_no_acknowledgement(log: WorkLog, command: bytes) -> None:
     """A command that is applied, but for takes and returns not written."""
-    if command[0] != Kind.DONE:
+    if command[0] != CommandKind.DONE:
         RECORD(log, command)
 
 

@@ -27,7 +27,7 @@ from holdfast.objects.port import ObjectStore
 from holdfast.server.stores.commit_parts import StoresOfCommits
 from holdfast.server.stores.in_log import LocalCopy, open_in_log
 from holdfast.settings import load_configuration
-from holdfast.stores.checkpoint_objects import Manifest, make_checkpoint
+from holdfast.stores.checkpoint_objects import CheckpointManifest, make_checkpoint
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import (
     Acknowledge,
@@ -95,7 +95,7 @@ class Leader:
         assert isinstance(outcome, Committed | Rejected), outcome
         return isinstance(outcome, Committed)
 
-    async def checkpoint(self) -> Manifest:
+    async def checkpoint(self) -> CheckpointManifest:
         return await make_checkpoint(self.service, self.leader.store, self.leader.log_id)
 
     async def truncate(self, through: int) -> int:

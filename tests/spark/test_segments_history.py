@@ -21,7 +21,7 @@ from tests.view_events import apply_txns
 from holdfast import Client, NotFound
 from holdfast.commit.format.batch import SPAN_MAX, object_name
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
-from holdfast.commit.reading.feed import Checkpoint, Event, LeaderChange, TransactionEvent
+from holdfast.commit.reading.feed import Event, FeedCheckpoint, FeedTransaction, LeaderChange
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.commit.subscription import StartRolledBack, subscribe
 from holdfast.errors import CorruptData
@@ -80,7 +80,7 @@ def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "BATCH_ROWS", 3)
 
 
-def as_plain(event: TransactionEvent) -> Plain:
+def as_plain(event: FeedTransaction) -> Plain:
     return event.version, event.prev_version, event.request_id, event.leader_id, event.time_ms, tuple(event.operations)
 
 
@@ -130,7 +130,7 @@ async def told(
 
 
 def without_checkpoints(events: list[Event]) -> list[Event]:
-    return [event for event in events if not isinstance(event, Checkpoint)]
+    return [event for event in events if not isinstance(event, FeedCheckpoint)]
 
 
 def test_segments_give_the_events_of_the_log_from_any_version_to_any(world: World) -> None:
@@ -146,11 +146,11 @@ def test_segments_give_the_events_of_the_log_from_any_version_to_any(world: Worl
             found: list[Event] = []
             async for batch in older.events(after, until):
                 assert (
-                    isinstance(batch.events[-1], Checkpoint)
+                    isinstance(batch.events[-1], FeedCheckpoint)
                     and batch.events[-1].committed_version == batch.last_version
                 )
                 found += batch.events
-            shown = [as_plain(event) for event in found if isinstance(event, TransactionEvent)]
+            shown = [as_plain(event) for event in found if isinstance(event, FeedTransaction)]
             assert shown == [event for event in world.events if after < event[0] <= until]
             assert not shown or found[-1].committed_version == until  # type: ignore[union-attr]
 
@@ -198,7 +198,7 @@ def test_a_segment_that_is_lost_while_it_is_read_is_read_from_the_log(world: Wor
                 found += batch.events
                 if batch.last_version >= service.claim.last_version:
                     break
-        shown = [as_plain(event) for event in found if isinstance(event, TransactionEvent)]
+        shown = [as_plain(event) for event in found if isinstance(event, FeedTransaction)]
         assert shown == world.events
 
     served(world.builder, check)
@@ -295,6 +295,6 @@ def test_a_segment_that_cannot_be_read_and_has_left_the_log_is_named(truncated: 
             await told(service, 0, SegmentHistory(table.as_uri()))
         behind = [event for event in truncated.events if event[0] > truncated.removed]
         shown = without_checkpoints(await told(service, truncated.removed, SegmentHistory(table.as_uri())))
-        assert [as_plain(event) for event in shown if isinstance(event, TransactionEvent)] == behind
+        assert [as_plain(event) for event in shown if isinstance(event, FeedTransaction)] == behind
 
     served(truncated.builder, check)

@@ -35,7 +35,7 @@ from holdfast.spark.messages.store_in_log import EXTENT_BYTES, CheckpointPage, S
 from holdfast.spark.option_values import Mode
 from holdfast.spark.options import parse_store_options
 from holdfast.stores.checkpoint_objects import manifest_key
-from holdfast.stores.storage.index import Checkpoint
+from holdfast.stores.storage.index import IndexChanges
 from holdfast.stores.storage.locations import Extent
 from holdfast.stores.values.commands import CommitPart, MapChange, Publish
 from holdfast.wire.parts import Message
@@ -400,7 +400,7 @@ def test_what_was_published_while_a_checkpoint_was_made_is_in_its_pages(
         write_checkpoint = storage.write_checkpoint
         frozen, published = threading.Event(), threading.Event()
 
-        def slow(checkpoint: Checkpoint) -> int:
+        def slow(checkpoint: IndexChanges) -> int:
             frozen.set()
             published.wait(30)
             return write_checkpoint(checkpoint)

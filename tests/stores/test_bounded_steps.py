@@ -157,7 +157,7 @@ def purge(machine: Machine) -> commands.Command:
 
 
 def undefine(machine: Machine) -> commands.Command:
-    part = commands.Part(("stores", "s", "durables", "keyed"))
+    part = commands.DefinitionPart(("stores", "s", "durables", "keyed"))
     return commands.Redefine(machine.now_ms, [part], machine.state.revision + 1, delete=True)
 
 
@@ -318,7 +318,7 @@ def expire_what_is_due(machine: Machine, steps: Steps) -> None:
 
 
 def redefine(machine: Machine, name: str, **durable: object) -> commands.Command:
-    part = commands.Part(("stores", "s", "durables", name), json.dumps(durable).encode())
+    part = commands.DefinitionPart(("stores", "s", "durables", name), json.dumps(durable).encode())
     return commands.Redefine(machine.now_ms, [part], machine.state.revision + 1, delete=True)
 
 

@@ -12,7 +12,7 @@ from tests.stores.test_storage_service import WORK, Slow, answered_or_held, docu
 
 from holdfast.stores import checkpoints as checkpoints_module
 from holdfast.stores.service import StoreService
-from holdfast.stores.storage.index import Checkpoint, Index
+from holdfast.stores.storage.index import Index, IndexChanges
 from holdfast.stores.values.commands import Published
 
 LOG_BYTES = 10_000
@@ -57,7 +57,7 @@ def test_a_checkpoint_that_is_cancelled_keeps_nobody_waiting(tmp_path: Path, mon
     monkeypatch.setattr(checkpoints_module, "LOG_BYTES", LOG_BYTES)
     write, go_on, written = Index.write, threading.Event(), threading.Event()
 
-    def late(index: Index, checkpoint: Checkpoint) -> int:
+    def late(index: Index, checkpoint: IndexChanges) -> int:
         assert go_on.wait(30)
         found = write(index, checkpoint)
         written.set()

@@ -19,7 +19,7 @@ from holdfast.stores.definitions.cluster import ClusterDefinition, DurableDefini
 from holdfast.stores.definitions.parts import changed_paths, full_parts, parts_between, undoing, with_parts
 from holdfast.stores.machine.redefine import definition_at
 from holdfast.stores.machine.state import State
-from holdfast.stores.values.commands import Part, Record, Redefine
+from holdfast.stores.values.commands import DefinitionPart, Record, Redefine
 
 SHARED = {"type": "shared"}
 
@@ -113,20 +113,20 @@ def test_a_change_that_is_wrong_names_the_place_and_changes_nothing() -> None:
     before = definition_of({"stores": {"s": {"durables": {"w": SHARED}, "default_durable": "w"}, "dead": {}}})
     wrong = {
         "stores.s.durables.x.prefetch: ": [
-            Part(("stores", "s", "durables", "x"), b'{"type": "shared", "prefetch": -1}')
+            DefinitionPart(("stores", "s", "durables", "x"), b'{"type": "shared", "prefetch": -1}')
         ],
-        "stores.s.durables.x: an object": [Part(("stores", "s", "durables", "x"), b"[]")],
-        "stores.s.durables.x is not JSON": [Part(("stores", "s", "durables", "x"), b"{")],
-        "stores.s.default_durable: a static durable": [Part(("stores", "s", "durables", "w"))],
-        "stores.t: there is no such store": [Part(("stores", "t", "durables", "w"), b'{"type": "shared"}')],
-        "stores.s: the name of a durable": [Part(("stores", "s", "durables", "a b"), b'{"type": "shared"}')],
-        "somewhere: a definition has no such part": [Part(("somewhere",), b"{}")],
+        "stores.s.durables.x: an object": [DefinitionPart(("stores", "s", "durables", "x"), b"[]")],
+        "stores.s.durables.x is not JSON": [DefinitionPart(("stores", "s", "durables", "x"), b"{")],
+        "stores.s.default_durable: a static durable": [DefinitionPart(("stores", "s", "durables", "w"))],
+        "stores.t: there is no such store": [DefinitionPart(("stores", "t", "durables", "w"), b'{"type": "shared"}')],
+        "stores.s: the name of a durable": [DefinitionPart(("stores", "s", "durables", "a b"), b'{"type": "shared"}')],
+        "somewhere: a definition has no such part": [DefinitionPart(("somewhere",), b"{}")],
         "dead_letter_store: a store that is defined": [
-            Part(("stores", "s", "durables", "w"), b'{"type": "shared", "dead_letter_store": "nowhere"}')
+            DefinitionPart(("stores", "s", "durables", "w"), b'{"type": "shared", "dead_letter_store": "nowhere"}')
         ],
         "whose own dead letters come back to s": [
-            Part(("stores", "s", "durables", "w"), b'{"type": "shared", "dead_letter_store": "dead"}'),
-            Part(("stores", "dead", "durables", "w"), b'{"type": "shared", "dead_letter_store": "s"}'),
+            DefinitionPart(("stores", "s", "durables", "w"), b'{"type": "shared", "dead_letter_store": "dead"}'),
+            DefinitionPart(("stores", "dead", "durables", "w"), b'{"type": "shared", "dead_letter_store": "s"}'),
         ],
     }
     for text, parts in wrong.items():
@@ -138,8 +138,8 @@ def test_a_change_that_is_wrong_names_the_place_and_changes_nothing() -> None:
 def test_a_store_that_dead_letters_go_to_is_not_taken_away() -> None:
     before = definition_of({"stores": {"s": {"durables": {"w": {**SHARED, "dead_letter_store": "dead"}}}, "dead": {}}})
     with pytest.raises(InvalidRequest, match=r"stores\.s\.durables\.w\.dead_letter_store"):
-        with_parts(before, [Part(("stores", "dead"))])
-    with_parts(before, [Part(("stores", "dead")), Part(("stores", "s", "durables", "w"))])
+        with_parts(before, [DefinitionPart(("stores", "dead"))])
+    with_parts(before, [DefinitionPart(("stores", "dead")), DefinitionPart(("stores", "s", "durables", "w"))])
 
 
 def test_the_cost_of_a_durable_does_not_grow_with_those_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_the_cost_of_a_durable_does_not_grow_with_those_that_are_there(monkeypat
     for number in range(1_000):
         examined[0] = 0
         path = ("stores", "s", "durables", f"d{number:03}")
-        parts = full_parts(machine.state.definition, [Part(path, json.dumps(SHARED).encode())])
+        parts = full_parts(machine.state.definition, [DefinitionPart(path, json.dumps(SHARED).encode())])
         command = Redefine(machine.now_ms, parts, machine.state.revision + 1, "ann")
         machine.do(command)
         costs.append((len(msgspec.msgpack.encode(command)), examined[0]))

@@ -87,7 +87,7 @@ def test_what_no_durable_keeps_is_gone_or_unknown() -> None:
 
 
 def redefine(machine: Machine, durable: str, definition: dict[str, Any]) -> None:
-    part = commands.Part(("stores", "s", "durables", durable), json.dumps(definition).encode())
+    part = commands.DefinitionPart(("stores", "s", "durables", durable), json.dumps(definition).encode())
     machine.do(commands.Redefine(machine.now_ms, [part], machine.state.revision + 1))
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from holdfast.errors import CorruptData, Unavailable
 from holdfast.stores.storage.caches import BlockCache, FrozenBlock, decode_block
-from holdfast.stores.storage.index import Checkpoint, Index
+from holdfast.stores.storage.index import Index, IndexChanges
 from holdfast.stores.storage.locations import LocationChanges
-from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, KeyEntry
+from holdfast.stores.values.ports import BLOCK_MESSAGES, BlockCounts, KeyEntry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,14 +22,14 @@ STORES = ("a", "b")
 MAPS = ("m", "n")
 
 
-def same(one: Block | None, other: Block | None) -> bool:
+def same(one: BlockCounts | None, other: BlockCounts | None) -> bool:
     if one is None or other is None:
         return one is other
-    return all(getattr(one, name) == getattr(other, name) for name in Block.__slots__)
+    return all(getattr(one, name) == getattr(other, name) for name in BlockCounts.__slots__)
 
 
-def checkpoint_of(index: Index, frame: int) -> Checkpoint:
-    return Checkpoint(
+def checkpoint_of(index: Index, frame: int) -> IndexChanges:
+    return IndexChanges(
         frame, frame, b"state", index.blocks.freeze(), index.entries.freeze(), LocationChanges([], [], [])
     )
 
@@ -43,11 +43,11 @@ class Model:
     """Blocks and entries in dictionaries, by the words of the ports."""
 
     def __init__(self) -> None:
-        self.blocks: dict[tuple[str, int], Block] = {}
+        self.blocks: dict[tuple[str, int], BlockCounts] = {}
         self.newest: dict[str, int] = {}
         self.entries: dict[tuple[str, str], dict[str, KeyEntry]] = {}
 
-    def put(self, store: str, block: Block) -> None:
+    def put(self, store: str, block: BlockCounts) -> None:
         newest = self.newest.get(store, -1)
         if block.number > newest:
             self.newest[store] = block.number
@@ -71,7 +71,7 @@ def change_block(dice: random.Random, index: Index, model: Model) -> None:
     assert same(block, model.blocks.get((store, number)))
     if block is None and number <= model.newest.get(store, -1):
         return  # forgotten: nobody keeps anything in it, so nobody changes it
-    block = block or Block(number)
+    block = block or BlockCounts(number)
     place = dice.randrange(BLOCK_MESSAGES)
     block.references[place] = dice.randrange(3)
     block.sizes[place] = dice.randrange(1 << 20)
@@ -110,7 +110,7 @@ def test_the_index_is_what_was_put_across_checkpoints_and_starts(tmp_path: Path,
     index, model = Index(str(tmp_path)), Model()
     index.blocks = BlockCache(index, str(tmp_path / "scratch"), cached_max=3)
     kept = deepcopy(model)  # as of the last checkpoint that was written
-    running: tuple[Checkpoint, Model] | None = None
+    running: tuple[IndexChanges, Model] | None = None
     for step in range(400):
         what = dice.random()
         if what < 0.55:
@@ -147,7 +147,7 @@ def test_the_index_is_what_was_put_across_checkpoints_and_starts(tmp_path: Path,
 
 
 def test_a_block_is_its_bytes() -> None:
-    block = Block(7)
+    block = BlockCounts(7)
     block.references[3], block.sizes[3], block.published_ms[3] = 65_535, (1 << 32) - 1, 1 << 45
     block.live, block.live_bytes, block.earliest_ms, block.swept_ms, block.timed = 1, 1 << 40, 5, 4, True
     assert same(decode_block(7, FrozenBlock(block).encode()), block)
@@ -155,7 +155,7 @@ def test_a_block_is_its_bytes() -> None:
 
 def test_a_checkpoint_that_could_not_be_written_is_written_later(tmp_path: Path) -> None:
     index = Index(str(tmp_path))
-    block = Block(0)
+    block = BlockCounts(0)
     block.live = 1
     index.blocks.put("a", block)
     checkpoint = checkpoint_of(index, 5)
@@ -176,7 +176,7 @@ def test_a_block_that_the_disk_has_no_room_for_stays_in_memory(tmp_path: Path) -
     index = Index(str(tmp_path))
     room = tmp_path / "room"  # there is none until it is made
     index.blocks = BlockCache(index, str(room / "scratch"), cached_max=2)
-    blocks = [Block(number) for number in range(4)]
+    blocks = [BlockCounts(number) for number in range(4)]
     for block in blocks:
         block.live = 1 + block.number
     index.blocks.put("a", blocks[0])
@@ -205,7 +205,7 @@ def test_an_index_that_only_cannot_be_opened_is_not_called_damaged(tmp_path: Pat
 
 def test_a_block_whose_bytes_changed_is_damage(tmp_path: Path) -> None:
     index = Index(str(tmp_path))
-    block = Block(0)
+    block = BlockCounts(0)
     block.live = 1
     index.blocks.put("a", block)
     index.write(checkpoint_of(index, 5))

@@ -17,7 +17,7 @@ from tests.definitions import define
 
 from holdfast.errors import CorruptData
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.durables.map import Map
+from holdfast.stores.durables.map import MapDurable
 from holdfast.stores.repair.backup import verify
 from holdfast.stores.repair.reader import StoreReader
 from holdfast.stores.service import StoreService
@@ -77,7 +77,7 @@ def seen(directory: Path) -> list[object]:
         for name, durable in storage.state.stores["s"].durables.items():
             if isinstance(durable, Consumption):
                 found += consumed(storage, name)
-            elif isinstance(durable, Map):
+            elif isinstance(durable, MapDurable):
                 found += [(entry, storage.messages.message("s", entry.revision)) for entry in durable.keyed.scan()]
                 found += [durable.keyed.get(f"key-{number}-{place}") for number in range(10) for place in range(31)]
         return found

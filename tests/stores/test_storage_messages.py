@@ -10,12 +10,12 @@ import pytest
 
 from holdfast.errors import CorruptData
 from holdfast.stores.storage.frames import MessageRun, Relocated, decode_frame, encode_record, encode_relocated
-from holdfast.stores.storage.index import Checkpoint, Index
+from holdfast.stores.storage.index import Index, IndexChanges
 from holdfast.stores.storage.locations import Locations
 from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.storage.messages import StoredMessages
 from holdfast.stores.values.commands import RULES, Publish, Published, Record
-from holdfast.stores.values.ports import BLOCK_MESSAGES, Block
+from holdfast.stores.values.ports import BLOCK_MESSAGES, BlockCounts
 from holdfast.wire.parts import Message
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Desk:
 
     def _refer(self, store: str, seq: int, count: int) -> None:
         number, place = divmod(seq, BLOCK_MESSAGES)
-        block = self.index.blocks.get(store, number) or Block(number)
+        block = self.index.blocks.get(store, number) or BlockCounts(number)
         block.live += count - block.references[place]
         block.references[place] = count
         self.index.blocks.put(store, block)
@@ -99,7 +99,7 @@ class Desk:
                 gone.append(current)
         self.locations.remove(gone)
         frame = self.messages.next_frame - 1
-        checkpoint = Checkpoint(
+        checkpoint = IndexChanges(
             frame, 0, b"", self.index.blocks.freeze(), self.index.entries.freeze(), self.locations.freeze()
         )
         self.write()

@@ -21,7 +21,7 @@ from holdfast.cli.output import Exit
 from holdfast.errors import AlreadyOpen, CorruptData, HoldfastError
 from holdfast.server.stores.store_metrics import store_metrics
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.durables.map import Map
+from holdfast.stores.durables.map import MapDurable
 from holdfast.stores.machine.repairs import CAUSE
 from holdfast.stores.repair.backup import verify
 from holdfast.stores.repair.damage import repair, survey
@@ -285,7 +285,7 @@ def raise_with_hint(attempt: Any, directory: Path) -> None:
 def test_a_map_goes_on_without_the_value_that_is_damaged(stores: Path) -> None:
     storage = Storage.open(str(stores), read_only=True)
     durable = storage.state.stores["maps"].durables["map"]
-    assert isinstance(durable, Map)
+    assert isinstance(durable, MapDurable)
     entries = {entry.key: entry.revision for entry in durable.keyed.scan()}
     storage.close()
     for page in range(5):
@@ -295,7 +295,7 @@ def test_a_map_goes_on_without_the_value_that_is_damaged(stores: Path) -> None:
     storage = Storage.open(str(stores), read_only=True)
     try:
         durable = storage.state.stores["maps"].durables["map"]
-        assert isinstance(durable, Map)
+        assert isinstance(durable, MapDurable)
         left = {entry.key: entry.revision for entry in durable.keyed.scan()}
         assert left == {key: revision for key, revision in entries.items() if revision not in lost}
         assert all(storage.messages.message("maps", revision) for revision in left.values())

@@ -37,7 +37,7 @@ from holdfast.stores.repair.backup import MANIFEST_NAME, restore, verify
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage import disk_limit as disk_limit_module
 from holdfast.stores.storage.disk_limit import DiskUse
-from holdfast.stores.storage.index import Checkpoint, Index
+from holdfast.stores.storage.index import Index, IndexChanges
 from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.storage.storage import Storage
 from holdfast.stores.values.commands import (
@@ -449,7 +449,7 @@ def test_a_checkpoint_that_could_not_be_written_is_written_later(
     monkeypatch.setattr(checkpoints_module, "RETRY_S", 0.001)
     write, failing = Index.write, [3]
 
-    def sometimes(index: Index, checkpoint: Checkpoint) -> int:
+    def sometimes(index: Index, checkpoint: IndexChanges) -> int:
         if failing[0]:
             failing[0] -= 1
             raise sqlite3.OperationalError("database or disk is full")
@@ -475,7 +475,7 @@ def test_everyone_waits_for_a_checkpoint_that_falls_behind(tmp_path: Path, monke
     monkeypatch.setattr(checkpoints_module, "LOG_BYTES", 10_000)
     write, go_on = Index.write, threading.Event()
 
-    def late(index: Index, checkpoint: Checkpoint) -> int:
+    def late(index: Index, checkpoint: IndexChanges) -> int:
         assert go_on.wait(30)
         return write(index, checkpoint)
 

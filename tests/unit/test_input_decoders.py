@@ -22,7 +22,7 @@ from holdfast.segments.table_location import table_location
 from holdfast.stores.definitions.cluster import ClusterDefinition, parse_definition
 from holdfast.stores.definitions.parts import with_parts
 from holdfast.stores.matching import Matcher
-from holdfast.stores.values.commands import Part
+from holdfast.stores.values.commands import DefinitionPart
 
 ROOT: Final = Path(holdfast.__file__).parent
 DECODERS: Final = re.compile(
@@ -133,7 +133,9 @@ TWICE: Final = '{"a": 1, "a": 2}'
         lambda: asyncio.run(document_of("a: 1\nb: {c: 1,\n  c: 2}\n", "the definition", DocumentReader())),
         lambda: Matcher.parse(TWICE.encode()),
         lambda: parse_definition(b'{"stores": {"a": {"bytelimit": "1g", "bytelimit": "2g"}}}'),
-        lambda: with_parts(ClusterDefinition(), [Part(("stores", "a"), b'{"bytelimit": "1g", "bytelimit": "2g"}')]),
+        lambda: with_parts(
+            ClusterDefinition(), [DefinitionPart(("stores", "a"), b'{"bytelimit": "1g", "bytelimit": "2g"}')]
+        ),
         lambda: decode_policy(b'{"max_bytes": 1000000, "max_bytes": 2000000}'),
         lambda: open_store("s3://bucket/log?endpoint=http://a&endpoint=http://b"),
         lambda: table_location("s3://bucket/table?region=a&region=b"),

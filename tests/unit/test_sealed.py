@@ -21,7 +21,7 @@ GENERATION = Generation(
     number=3, policies={"p": Policy(max_age_seconds=60.0)}, holds={"h": Hold(from_version=1, lasts_ms=2)},
     truncate_through=5, author="a", time_ms=6, nonce="00",
 )  # fmt: skip
-CHECKPOINT = checkpoint.Manifest(
+CHECKPOINT = checkpoint.CheckpointManifest(
     format=1, log_id="ab" * 16, version=7, files=[checkpoint.File(checkpoint.INDEX_NAME, 3, "00" * 32)]
 )
 SUSPENSION = Suspension(number=2, is_suspended=True, author="ann@host", time_ms=5, nonce="00")

@@ -9,7 +9,7 @@ from tests.view_events import apply_txns
 
 from holdfast.client import Checkpoint, TransactionEvent
 from holdfast.commit.format.transaction import Write
-from holdfast.commit.reading.feed import Checkpoint as FeedCheckpoint
+from holdfast.commit.reading.feed import FeedCheckpoint
 from holdfast.errors import Code, CorruptData, InvalidRequest
 from holdfast.server.view.process import ViewBuilder
 from holdfast.values import LogPosition

@@ -19,7 +19,7 @@ from holdfast.values import LogPosition
 from holdfast.values import parse_position as read_position
 
 
-class Encoding(StrEnum):
+class TextForm(StrEnum):
     """How keys and values are written on the command line."""
 
     TEXT = "text"
@@ -53,7 +53,7 @@ def patterns_of(text: str) -> tuple[str, ...]:
 
 
 EncodingOption: TypeAlias = Annotated[
-    Encoding, typer.Option("--encoding", help="How keys and values are written here.")
+    TextForm, typer.Option("--encoding", help="How keys and values are written here.")
 ]
 ConfigOption: TypeAlias = Annotated[
     Path | None,
@@ -124,7 +124,7 @@ def parse_position(option: str, text: str | None) -> LogPosition | None:
     return position
 
 
-def parse_bytes(text: str, encoding: Encoding) -> bytes:
+def parse_bytes(text: str, encoding: TextForm) -> bytes:
     """The bytes of a text on the command line.
 
     >>> parse_bytes("6b6579", Encoding.HEX)
@@ -132,11 +132,11 @@ def parse_bytes(text: str, encoding: Encoding) -> bytes:
     """
     try:
         match encoding:
-            case Encoding.TEXT:
+            case TextForm.TEXT:
                 return text.encode("utf-8")
-            case Encoding.HEX:
+            case TextForm.HEX:
                 return bytes.fromhex(text.removeprefix("0x"))
-            case Encoding.BASE64:
+            case TextForm.BASE64:
                 return base64.b64decode(text, validate=True)
     except (ValueError, binascii.Error) as error:
         raise InvalidRequest(f"{text!r} is not {encoding.value}") from error

@@ -23,7 +23,7 @@ from typing import Annotated, BinaryIO, Final, TypeAlias
 
 import typer
 
-from holdfast.cli.options import Encoding, JsonOption, items_max
+from holdfast.cli.options import JsonOption, TextForm, items_max
 from holdfast.cli.output import (
     answering,
     base64_text,
@@ -93,7 +93,7 @@ SinceOption: TypeAlias = Annotated[
 ]  # fmt: skip
 SeqOption: TypeAlias = Annotated[int | None, typer.Option("--seq", min=1, help="Start at this sequence number.")]
 PayloadOption: TypeAlias = Annotated[
-    Encoding, typer.Option("--encoding", help="How payloads are written in JSON; text must be UTF-8.")
+    TextForm, typer.Option("--encoding", help="How payloads are written in JSON; text must be UTF-8.")
 ]
 
 
@@ -372,14 +372,14 @@ def _mark(page: DrawnPage, full: int, digits: int, seq: int, text: str) -> str:
 # ---- tail and dump --------------------------------------------------------------------------------------------------
 
 
-def payload_text(message: Message, encoding: Encoding) -> str:
+def payload_text(message: Message, encoding: TextForm) -> str:
     """A payload as JSON carries it. Raises: ``InvalidRequest`` for bytes that are not text."""
     match encoding:
-        case Encoding.BASE64:
+        case TextForm.BASE64:
             return base64_text(message.payload)
-        case Encoding.HEX:
+        case TextForm.HEX:
             return message.payload.hex()
-        case Encoding.TEXT:
+        case TextForm.TEXT:
             try:
                 return message.payload.decode()
             except UnicodeDecodeError as error:
@@ -401,7 +401,7 @@ def tail(
     limit: Annotated[int, typer.Option("--limit", min=0, help="Stop after this many messages; 0 means no limit.")] = 0,
     since: SinceOption = None,
     seq: SeqOption = None,
-    encoding: PayloadOption = Encoding.BASE64,
+    encoding: PayloadOption = TextForm.BASE64,
     as_json: JsonOption = False,
 ) -> None:
     """Print the last messages, and follow a queue while another process writes to it."""
@@ -446,7 +446,7 @@ def dump(
     skip_damage: Annotated[
         bool, typer.Option("--skip-damage", help="Continue after damage, and report lost messages on stderr.")
     ] = False,
-    encoding: PayloadOption = Encoding.BASE64,
+    encoding: PayloadOption = TextForm.BASE64,
     as_json: JsonOption = False,
 ) -> None:
     """Write messages as lines of JSON, or raw. Stops at damage with exit code 6, unless --skip-damage is given."""
@@ -473,9 +473,9 @@ def dump(
                     moved(done, total if moment is None else None)
 
 
-def _json_encoder(encoding: Encoding) -> Callable[[Message], bytes]:
+def _json_encoder(encoding: TextForm) -> Callable[[Message], bytes]:
     """The JSON of ``tail``, written by hand: a dump may have many millions of messages."""
-    quoted = json.JSONEncoder(ensure_ascii=False).encode if encoding is Encoding.TEXT else '"{}"'.format
+    quoted = json.JSONEncoder(ensure_ascii=False).encode if encoding is TextForm.TEXT else '"{}"'.format
     last_ns, last_time = -1, ""
 
     def encode(message: Message) -> bytes:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, cas
 
 import typer
 
-from holdfast.cli.options import Encoding, EncodingOption, items_max, parse_bytes
+from holdfast.cli.options import EncodingOption, TextForm, items_max, parse_bytes
 from holdfast.cli.output import Exit, base64_text, flush_output, print_json, print_line, printable, readable
 from holdfast.cli.service import STREAM_SECONDS, Service, on_service
 from holdfast.cli.stores import (
@@ -67,7 +67,7 @@ def publish(
     deliver_at_ms: Annotated[
         int, typer.Option("--deliver-at-ms", min=0, help="Not before this time (milliseconds since 1970).")
     ] = 0,
-    encoding: EncodingOption = Encoding.TEXT,
+    encoding: EncodingOption = TextForm.TEXT,
 ) -> None:
     """Publish messages and wait until the store has them.
 
@@ -448,13 +448,13 @@ def _field(text: str) -> tuple[str, FieldValue]:
     return name, parsed if isinstance(parsed, int | str) else value
 
 
-def _bodies(bodies: Iterable[str] | None, encoding: Encoding) -> Iterator[bytes]:
+def _bodies(bodies: Iterable[str] | None, encoding: TextForm) -> Iterator[bytes]:
     if bodies:
         yield from (parse_bytes(body, encoding) for body in bodies)
     else:
         for line in sys.stdin.buffer:
             text = line.rstrip(b"\n")
-            yield text if encoding is Encoding.TEXT else parse_bytes(text.decode("ascii", "replace"), encoding)
+            yield text if encoding is TextForm.TEXT else parse_bytes(text.decode("ascii", "replace"), encoding)
 
 
 # ---- maps -----------------------------------------------------------------------------------------------------------
@@ -469,11 +469,11 @@ RevisionOption = Annotated[
 ]
 
 
-def _text_of(value: bytes, encoding: Encoding) -> str:
+def _text_of(value: bytes, encoding: TextForm) -> str:
     """A value for printing: text if it is UTF-8, else Base64."""
-    if encoding is Encoding.HEX:
+    if encoding is TextForm.HEX:
         return value.hex()
-    if encoding is Encoding.TEXT:
+    if encoding is TextForm.TEXT:
         with contextlib.suppress(UnicodeDecodeError):
             return printable(value.decode())
     return base64.b64encode(value).decode()
@@ -484,7 +484,7 @@ def _no_such_key(place: str, key: str) -> NotFound:
 
 
 @on_service(maps, "get")
-def get_key(service: Service, place: PlaceArgument, key: KeyArgument, encoding: EncodingOption = Encoding.TEXT) -> None:
+def get_key(service: Service, place: PlaceArgument, key: KeyArgument, encoding: EncodingOption = TextForm.TEXT) -> None:
     """Print the value of a key; exit code 1 if there is none."""
     store, name = split_place(place)
     with service.store_client() as client:
@@ -503,7 +503,7 @@ def set_key(
     value: Annotated[str, typer.Argument(help="The value.")],
     if_revision: RevisionOption = None,
     fence: FenceOption = 0,
-    encoding: EncodingOption = Encoding.TEXT,
+    encoding: EncodingOption = TextForm.TEXT,
 ) -> None:
     """Set a key, and print its revision."""
     store, name = split_place(place)

@@ -18,9 +18,9 @@ import msgspec
 import typer
 
 from holdfast.cli.options import (
-    Encoding,
     EncodingOption,
     JsonOption,
+    TextForm,
     TokenOption,
     TrustedOption,
     UrlOption,
@@ -99,7 +99,7 @@ def commit(
         ),
     ] = None,
     file: Annotated[Path | None, typer.Option("--file", help="A request as JSON, as POST /v1/commit takes it.")] = None,
-    encoding: EncodingOption = Encoding.TEXT,
+    encoding: EncodingOption = TextForm.TEXT,
 ) -> None:
     """Commit one transaction, and wait until it is durable.
 
@@ -182,7 +182,7 @@ def get(
         str | None,
         typer.Option("--at", metavar="VERSION[@LOGID]", help="Wait until the view has reached this version."),
     ] = None,
-    encoding: EncodingOption = Encoding.TEXT,
+    encoding: EncodingOption = TextForm.TEXT,
 ) -> None:
     """Print the value of a key, or the keys and values of a range, from the service's view.
 
@@ -309,7 +309,7 @@ def _read_request(file: Path) -> Transaction:
         ) from error
 
 
-def _operation(text: str, encoding: Encoding) -> Operation:
+def _operation(text: str, encoding: TextForm) -> Operation:
     key, equals, value = text.partition("=")
     if equals and key:
         return Write(parse_bytes(key, encoding), parse_bytes(value, encoding))
@@ -323,7 +323,7 @@ def _operation(text: str, encoding: Encoding) -> Operation:
     )
 
 
-def _precondition(text: str, encoding: Encoding) -> tuple[Precondition, str | None]:
+def _precondition(text: str, encoding: TextForm) -> tuple[Precondition, str | None]:
     """A precondition, and the log of its version if the text names one."""
     keys, at, suffix = text.rpartition("@")
     if not at:
@@ -427,7 +427,7 @@ def subscribe(
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=0, help="Stop after this many of them; 0 means no limit.")
     ] = 0,
-    encoding: EncodingOption = Encoding.TEXT,
+    encoding: EncodingOption = TextForm.TEXT,
 ) -> None:
     """Follow the log: every committed transaction in order, without a gap, across reconnects and changes of leader."""
     from holdfast.client import PublishedEvent, TransactionEvent

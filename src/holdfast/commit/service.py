@@ -39,7 +39,7 @@ from holdfast.commit.leadership.takeover import (
 )
 from holdfast.commit.leadership.takeover_events import Takeover
 from holdfast.commit.metrics import ServiceMetrics
-from holdfast.commit.reading.feed import Feed, TransactionEvent
+from holdfast.commit.reading.feed import Feed, FeedTransaction
 from holdfast.commit.reading.lineage import Lineage, lineage_of, require_genesis
 from holdfast.commit.reading.status import AttemptHistory, FirstCommit
 from holdfast.commit.reading.verify import DamageLog
@@ -611,13 +611,13 @@ class CommitService:
                     self.feed.skip_resolved(entry.version)
                     break
             return
-        transactions: list[TransactionEvent] = []
+        transactions: list[FeedTransaction] = []
         size, time_ms, leader_id = 0, self._clock().wall_ms, self.leader_id
         for entry in entries:
             if entry.accepted:
                 txn, prev = entry.txn, self._last_accepted
                 transactions.append(
-                    TransactionEvent(entry.version, prev, txn.request_id, leader_id, time_ms, txn.operations, False)
+                    FeedTransaction(entry.version, prev, txn.request_id, leader_id, time_ms, txn.operations, False)
                 )
                 self._last_accepted = entry.version  # type: ignore[assignment]
                 size += entry.size

@@ -16,13 +16,13 @@ from holdfast.commit.format.batch import Header
 from holdfast.commit.format.chain import ChainWalker
 from holdfast.commit.reading.feed import (
     Channel,
-    Checkpoint,
     Event,
     EventBatch,
     Feed,
+    FeedCheckpoint,
+    FeedTransaction,
     LeaderChange,
     StoresEvent,
-    TransactionEvent,
 )
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.reading.reader import Leadership, LeadershipWalk, damage_unless_truncated, follow, start_after
@@ -135,7 +135,7 @@ async def subscribe(
         elif after >= service.local_version():
             # No event yet: send a checkpoint, so that a new subscriber knows it before the next commit.
             caught_up = True
-            checkpoint = Checkpoint(service.local_version(), service.leader_id)
+            checkpoint = FeedCheckpoint(service.local_version(), service.leader_id)
             yield EventBatch(after, 64, service.log_id, (checkpoint,))
         channel = feed.durable if durable else feed.resolved
         async for batch in _live(service, channel, after, bytes_behind_max, caught_up):
@@ -204,12 +204,10 @@ async def _live(
 
 def _tail(batch: EventBatch, after: int) -> EventBatch:
     first = batch.events[0] if batch.events else None
-    if not isinstance(first, TransactionEvent | StoresEvent) or first.version > after:
+    if not isinstance(first, FeedTransaction | StoresEvent) or first.version > after:
         return batch
     rest = [
-        event
-        for event in batch.events
-        if not isinstance(event, TransactionEvent | StoresEvent) or event.version > after
+        event for event in batch.events if not isinstance(event, FeedTransaction | StoresEvent) or event.version > after
     ]
     return EventBatch(batch.last_version, batch.size, batch.log_id, rest)
 
@@ -329,14 +327,14 @@ async def _read(
         yield batch, after
     if after < until.last_version:
         # Only a claim, or rejected commits, up to here: a checkpoint moves the stream on.
-        checkpoint = Checkpoint(until.last_version, until.leader_id.hex())
+        checkpoint = FeedCheckpoint(until.last_version, until.leader_id.hex())
         yield EventBatch(until.last_version, 64, until.log_id.hex(), (checkpoint,)), until.last_version
 
 
 def _prove(events: Sequence[Event], last_prev: int, after: int) -> None:
     """Every transaction must follow the one before it."""
     for event in events:
-        if isinstance(event, TransactionEvent):
+        if isinstance(event, FeedTransaction):
             if event.prev_version > last_prev:
                 raise InternalError("a subscriber would have missed a transaction", version=event.version, after=after)
             last_prev = event.version

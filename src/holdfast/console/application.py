@@ -23,16 +23,16 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.browsers import BrowserGuard
-from holdfast.console.call import CONFIRM_FIELD, SEEN_FIELD, Action, Call, Done, Page, link
+from holdfast.console.call import CONFIRM_FIELD, SEEN_FIELD, Action, ActionDone, PageCall, Screen, link
 from holdfast.console.connections import connection_of
 from holdfast.console.frame import bare_page, form_of, page
 from holdfast.console.html import Content, Html, element
 from holdfast.console.options import ConsoleOptions
 from holdfast.console.pages import ACTIONS, PAGES
 from holdfast.console.parts import notice, refusal, why
-from holdfast.console.reading.service import Service
+from holdfast.console.reading.service import WatchedService
 from holdfast.console.reading.watcher import Watcher
-from holdfast.console.security import CSRF_FIELD, HEADERS, Guard, Logins, PageRefusal, Session, Sessions
+from holdfast.console.security import CSRF_FIELD, HEADERS, BrowserSession, Guard, Logins, PageRefusal, Sessions
 from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
 from holdfast.files.document_process import DocumentReader
 from holdfast.values import GivenTwice, pairs_once
@@ -74,7 +74,7 @@ class Console:
             while len(self._watchers) >= SERVICES_MAX:
                 await self._watchers.pop(next(iter(self._watchers))).aclose()
             options = self.options
-            watcher = Watcher(Service(options.services, token, options.service_tls(), options.trusted_hosts))
+            watcher = Watcher(WatchedService(options.services, token, options.service_tls(), options.trusted_hosts))
             watcher.begin()
         self._watchers[token] = watcher
         return watcher
@@ -91,7 +91,7 @@ class Console:
 
     # requests
 
-    async def call(self, request: Request, session: Session) -> Call:
+    async def call(self, request: Request, session: BrowserSession) -> PageCall:
         """What a page gets."""
         # Where each user logs in, the service is shown as the user's token sees it.
         watcher = await self.watcher(session.token if self.options.needs_login else self._own_token)
@@ -99,20 +99,20 @@ class Console:
         await watcher.first_look()
         path, query, is_refresh = request.url.path, dict(request.query_params), REFRESH_HEADER in request.headers
         views = watcher.service, watcher, self.options
-        return Call(path, query, session, *views, documents=self.documents, is_refresh=is_refresh)
+        return PageCall(path, query, session, *views, documents=self.documents, is_refresh=is_refresh)
 
-    def session_of(self, request: Request) -> Session | None:
+    def session_of(self, request: Request) -> BrowserSession | None:
         """The session of the login that the cookie names."""
         session = self.sessions.find(request.cookies.get(self.cookie), time.monotonic())
         if session is not None:
             connection_of(request.scope).has_login = True
         return session
 
-    def visitor_of(self, request: Request) -> tuple[str, Session]:
+    def visitor_of(self, request: Request) -> tuple[str, BrowserSession]:
         """Who asks without a login, and the cookie."""
         return self.sessions.visitor(request.cookies.get(self.cookie), time.monotonic())
 
-    def sender_of(self, request: Request) -> tuple[str | None, Session] | None:
+    def sender_of(self, request: Request) -> tuple[str | None, BrowserSession] | None:
         """The session of a request, with the cookie of a visitor; None where a login is needed first."""
         session = self.session_of(request)
         if session is not None:
@@ -126,7 +126,7 @@ class Console:
         )
         return response
 
-    async def look(self, shown: Page, request: Request) -> Response:
+    async def look(self, shown: Screen, request: Request) -> Response:
         """A page."""
         sender = self.sender_of(request)
         if sender is None:
@@ -151,7 +151,7 @@ class Console:
         """The form of an action."""
         if self.guard.read_only:
             return self.refuse(request, PageRefusal(403, "This console only reads."))
-        return await self.look(Page(shown.path, shown.title, shown.section, partial(_form, shown)), request)
+        return await self.look(Screen(shown.path, shown.title, shown.section, partial(_form, shown)), request)
 
     async def act(self, shown: Action, request: Request, fields: dict[str, str]) -> Response:
         """Carry an action out, or show its form again with what is wrong."""
@@ -167,7 +167,7 @@ class Console:
             if not problems:
                 done = await shown.act(call)
                 call.service.forget()
-                if isinstance(done, Done):
+                if isinstance(done, ActionDone):
                     session.flash("good", done.text)
                     if cookie is not None:
                         self.sessions.keep(cookie, session)
@@ -182,7 +182,7 @@ class Console:
             content = await self._after_error(shown, call, error)
         return HTMLResponse(page(call, theme_of(request), shown.title, shown.section, content), 409)
 
-    async def _after_error(self, shown: Action, call: Call, error: HoldfastError) -> Html:
+    async def _after_error(self, shown: Action, call: PageCall, error: HoldfastError) -> Html:
         call.service.forget()
         try:
             return form_of(call, await shown.form(call), [f"Not done: {error} ({error.code.value})"])
@@ -257,7 +257,7 @@ def _is_answer(error: HoldfastError) -> bool:
     return not isinstance(error, Unavailable) or error.code is Code.NO_QUORUM
 
 
-async def _form(shown: Action, call: Call) -> Content:
+async def _form(shown: Action, call: PageCall) -> Content:
     """The form of an action, after what the token may not do."""
     refused = await call.service.refusal_of(shown.needs)
     rest = " unless a role of the stores' definition allows it" if shown.section in OF_STORES else ""

@@ -14,9 +14,9 @@ from holdfast.files.document_process import DocumentReader
 
 if TYPE_CHECKING:
     from holdfast.console.options import ConsoleOptions
-    from holdfast.console.reading.service import Service
+    from holdfast.console.reading.service import WatchedService
     from holdfast.console.reading.watcher import Watcher
-    from holdfast.console.security import Session
+    from holdfast.console.security import BrowserSession
 
 Section = Literal[
     "Overview", "Log", "Keys", "Stores", "Messages", "Maps", "Retention", "Cluster", "Pipelines", "Configuration"
@@ -45,13 +45,13 @@ def link(path: str, /, **query: str | int | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class PageCall:
     """A request. ``query``: the last value of each parameter; all state of a view is in it."""
 
     path: str
     query: Mapping[str, str]
-    session: Session
-    service: Service
+    session: BrowserSession
+    service: WatchedService
     watcher: Watcher
     options: ConsoleOptions
     form: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -89,13 +89,13 @@ def whole(name: str, text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class Screen:
     """Something to look at."""
 
     path: str
-    title: Callable[[Call], str] | str
+    title: Callable[[PageCall], str] | str
     section: Section
-    render: Callable[[Call], Awaitable[Content]]
+    render: Callable[[PageCall], Awaitable[Content]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class ActionDone:
     """What an action did, and which page shows it."""
 
     text: str
@@ -192,8 +192,8 @@ class Action:
     path: str
     title: str
     section: Section
-    form: Callable[[Call], Awaitable[Form]]
-    act: Callable[[Call], Awaitable[Done | Form]]
+    form: Callable[[PageCall], Awaitable[Form]]
+    act: Callable[[PageCall], Awaitable[ActionDone | Form]]
     needs: Role = "admin"
     """The role that a token of the service needs for it; one of the stores' definition may allow it, too."""
 

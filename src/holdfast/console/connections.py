@@ -24,7 +24,7 @@ _KEY: Final = "console_connection"
 
 
 @dataclass(slots=True, eq=False)
-class Connection:
+class ServiceConnection:
     """What is known about one connection. Times are those of the event loop.
 
     ``since``: when the wait for a whole head began; None while a request is served. ``is_idle``: it has sent nothing
@@ -67,10 +67,10 @@ class Connection:
             self.transport.abort()
 
 
-def connection_of(scope: MutableMapping[str, Any]) -> Connection:
+def connection_of(scope: MutableMapping[str, Any]) -> ServiceConnection:
     """The connection of a request. One that was made elsewhere, as in tests of the application, has no bounds."""
     connection = scope.get("state", {}).get(_KEY)
-    return connection if isinstance(connection, Connection) else Connection(None, 0.0, 0.0)
+    return connection if isinstance(connection, ServiceConnection) else ServiceConnection(None, 0.0, 0.0)
 
 
 class Connections:
@@ -78,13 +78,13 @@ class Connections:
 
     def __init__(self, connections_max: int = CONNECTIONS_MAX) -> None:
         self._connections_max = connections_max
-        self._open: dict[Connection, None] = {}
+        self._open: dict[ServiceConnection, None] = {}
         self._ticking: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: ServiceConnection) -> None:
         """A connection was made; it is closed, or another one is, where there are too many."""
         if len(self._open) >= self._connections_max:
             going = min(self._open, key=lambda each: each.rank)
@@ -97,7 +97,7 @@ class Connections:
         if self._ticking is None:
             self._tick()
 
-    def discard(self, connection: Connection) -> None:
+    def discard(self, connection: ServiceConnection) -> None:
         """A connection has ended."""
         self._open.pop(connection, None)
 
@@ -120,7 +120,7 @@ class Connections:
 
             def connection_made(self, transport: asyncio.BaseTransport) -> None:
                 now = self._now()
-                self._connection = Connection(cast(asyncio.Transport, transport), now, now)
+                self._connection = ServiceConnection(cast(asyncio.Transport, transport), now, now)
                 self._shared[_KEY] = self._connection
                 super().connection_made(transport)
                 table.add(self._connection)

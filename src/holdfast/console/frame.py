@@ -12,10 +12,10 @@ from holdfast.console.call import (
     CONFIRM_FIELD,
     SECTIONS,
     SEEN_FIELD,
-    Call,
     Form,
     Input,
     Limit,
+    PageCall,
     Section,
     link,
 )
@@ -48,7 +48,7 @@ def document(title: str, theme: str, *body: Content) -> str:
     )
 
 
-def page(call: Call, theme: str, title: str, section: Section, content: Content) -> str:
+def page(call: PageCall, theme: str, title: str, section: Section, content: Content) -> str:
     """A page with its navigation."""
     said = [] if call.is_refresh else call.session.take_flashes()
     flashes = [notice("good" if kind == "good" else "bad", text) for kind, text in said]
@@ -80,7 +80,7 @@ def bare_page(theme: str, title: str, *content: Content) -> str:
     )
 
 
-def _brand(call: Call) -> Html:
+def _brand(call: PageCall) -> Html:
     mode = badge("actions on", "warn") if call.options.acts else badge("read only")
     switch = element("button", "Theme", type="button", id="theme", aria_label="Theme: follow the system")
     leave = None
@@ -114,7 +114,7 @@ def _foot() -> Html:
     )
 
 
-def state_of(call: Call) -> Content:
+def state_of(call: PageCall) -> Content:
     """Whether the service answers."""
     watcher = call.watcher
     if watcher.away_since_ms is not None:
@@ -137,12 +137,12 @@ def state_of(call: Call) -> Content:
     return None
 
 
-def csrf_of(call: Call) -> Html:
+def csrf_of(call: PageCall) -> Html:
     """The field without which nothing is done."""
     return element("input", type="hidden", name=CSRF_FIELD, value=call.session.csrf)
 
 
-def form_of(call: Call, form: Form, problems: Sequence[str] = ()) -> Html:
+def form_of(call: PageCall, form: Form, problems: Sequence[str] = ()) -> Html:
     """The form of an action: what it does, what it needs to know, and what has to be typed."""
     confirm, look = None, "primary"
     if form.typed is not None:
@@ -187,7 +187,7 @@ def _limit(limit: Limit) -> Html:
     return element("label", label, field, element("small", note, id=f"n-{limit.field}"))
 
 
-def _field(call: Call, of: Input) -> Html:
+def _field(call: PageCall, of: Input) -> Html:
     value = call.form.get(of.name, of.value)
     if of.kind == "hidden":
         return element("input", type="hidden", name=of.name, value=value)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from holdfast.console import units
-from holdfast.console.call import Action, Call
+from holdfast.console.call import Action, PageCall
 from holdfast.console.html import Attribute, Content, Html, element, text_of
 from holdfast.errors import Code, HoldfastError, NotFound, PermissionDenied
 
@@ -123,7 +123,7 @@ def facts(items: Mapping[str, Content]) -> Html:
     return element("dl", pairs, class_="facts")
 
 
-def commands(call: Call, target: str, command: str) -> Html:
+def commands(call: PageCall, target: str, command: str) -> Html:
     """The same from a shell."""
     leading = call.watcher.leading
     url = call.service.urls[0] if leading is None else leading.url
@@ -140,7 +140,7 @@ def button(label: str, href: str, *, danger: bool = False) -> Html:
 
 
 def action(
-    call: Call, of: Action, label: str, look: Literal["plain", "danger"] = "plain", /, **query: str | int | None
+    call: PageCall, of: Action, label: str, look: Literal["plain", "danger"] = "plain", /, **query: str | int | None
 ) -> Content:
     """A link to an action's form; nothing where the console only reads."""
     return button(label, of.link(**query), danger=look == "danger") if call.options.acts else None
@@ -228,7 +228,7 @@ def figures(
 
 
 def table(
-    call: Call,
+    call: PageCall,
     name: str,
     columns: Sequence[Column[Row]],
     rows: Sequence[Row],
@@ -282,7 +282,7 @@ def _cell(column: Column[Row], row: Row) -> Html:
     )
 
 
-def _head(call: Call, name: str, column: Column[Row], chosen: str, descending: bool) -> Html:
+def _head(call: PageCall, name: str, column: Column[Row], chosen: str, descending: bool) -> Html:
     kind = "number" if column.is_number else None
     if column.key is None:
         return element("th", column.title, scope="col", role="columnheader", class_=kind)
@@ -300,7 +300,7 @@ def _head(call: Call, name: str, column: Column[Row], chosen: str, descending: b
     )
 
 
-def _filter(call: Call, name: str, caption: str) -> Html:
+def _filter(call: PageCall, name: str, caption: str) -> Html:
     find = f"{name}.find"
     label = f"Filter: {caption}"
     given = element("input", type="search", name=find, value=call.text(find), aria_label=label, placeholder="Filter")
@@ -308,7 +308,7 @@ def _filter(call: Call, name: str, caption: str) -> Html:
     return _view(call.path, "filter", rest, given, element("button", "Filter", type="submit"), role="search")
 
 
-def _pages(call: Call, name: str, page: int, rows: int) -> Content:
+def _pages(call: PageCall, name: str, page: int, rows: int) -> Content:
     if rows <= PAGE_ROWS:
         return None
     last = -(-rows // PAGE_ROWS)
@@ -329,7 +329,13 @@ def onward(label: str, href: str, what: str) -> Html:
 
 
 def field(
-    call: Call, name: str, label: str, placeholder: str | None = None, *, is_number: bool = False, grow: bool = False
+    call: PageCall,
+    name: str,
+    label: str,
+    placeholder: str | None = None,
+    *,
+    is_number: bool = False,
+    grow: bool = False,
 ) -> Html:
     """A field of a ``search``: a parameter of the query."""
     mode: dict[str, str] = {"inputmode": "numeric"} if is_number else {"spellcheck": "false"}

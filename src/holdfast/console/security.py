@@ -60,7 +60,7 @@ class PageRefusal:
 
 
 @dataclass(slots=True)
-class Session:
+class BrowserSession:
     """One browser. ``token``: that of its login, None without one. ``flashes``: what to say on its next page."""
 
     csrf: str
@@ -86,12 +86,12 @@ class Sessions:
     """
 
     def __init__(self) -> None:
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, BrowserSession] = {}
         self._secret = secrets.token_bytes(32)
-        self._said: dict[str, Session] = {}
+        self._said: dict[str, BrowserSession] = {}
         """Visitors for whom something is to be said."""
 
-    def find(self, cookie: str | None, now: float) -> Session | None:
+    def find(self, cookie: str | None, now: float) -> BrowserSession | None:
         """The session of a login, unless it was idle for too long."""
         session = None if cookie is None else self._sessions.pop(cookie, None)
         if session is None or cookie is None or now - session.used_at > SESSION_SECONDS:
@@ -100,15 +100,15 @@ class Sessions:
         self._sessions[cookie] = session  # the newest is last
         return session
 
-    def visitor(self, cookie: str | None, now: float) -> tuple[str, Session]:
+    def visitor(self, cookie: str | None, now: float) -> tuple[str, BrowserSession]:
         """A visitor without a login, by its cookie; the cookie is a new one where the given one is none of ours."""
         if cookie is None or not _COOKIE.fullmatch(cookie):
             cookie = secrets.token_urlsafe(32)
         said = self._said.pop(cookie, None)
         flashes = [] if said is None or now - said.used_at > SESSION_SECONDS else said.flashes
-        return cookie, Session(self._signed(cookie, f"{now:.0f}"), now, None, flashes)
+        return cookie, BrowserSession(self._signed(cookie, f"{now:.0f}"), now, None, flashes)
 
-    def keep(self, cookie: str, session: Session) -> None:
+    def keep(self, cookie: str, session: BrowserSession) -> None:
         """Remember a visitor until its next page, which says what its flashes are."""
         while len(self._said) >= VISITORS_MAX:
             del self._said[next(iter(self._said))]
@@ -129,12 +129,12 @@ class Sessions:
     def _signed(self, cookie: str, made_at: str) -> str:
         return f"{made_at}.{hmac.digest(self._secret, f'{made_at}.{cookie}'.encode(), 'sha256').hex()}"
 
-    def begin(self, now: float, token: str) -> tuple[str, Session]:
+    def begin(self, now: float, token: str) -> tuple[str, BrowserSession]:
         """The session of a login and its cookie, 256 random bits."""
         while len(self._sessions) >= SESSIONS_MAX:
             del self._sessions[next(iter(self._sessions))]
         cookie = secrets.token_urlsafe(32)
-        session = self._sessions[cookie] = Session(secrets.token_urlsafe(32), now, token)
+        session = self._sessions[cookie] = BrowserSession(secrets.token_urlsafe(32), now, token)
         return cookie, session
 
     def end(self, cookie: str | None) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from holdfast.client.protocol.messages import base64url
 from holdfast.console import units
-from holdfast.console.call import Call, Form, Input, link, whole
+from holdfast.console.call import Form, Input, PageCall, link, whole
 from holdfast.console.html import Content, Html, element
 from holdfast.console.parts import anchor, choice, copied, hidden, name_shown, notice, onward
 from holdfast.console.reading.backwards import BackwardPage
@@ -105,7 +105,7 @@ def form_named(name: str) -> units.Form:
     raise InvalidRequest(f"a form is one of {', '.join(units.FORMS)}")
 
 
-def form_choice(call: Call, **carried: str | int) -> Html:
+def form_choice(call: PageCall, **carried: str | int) -> Html:
     """A field to choose in which form a value is shown. ``carried``: the rest of the page's address."""
     return choice(call.path, "Shown as", "form", units.FORMS, form_named(call.text("form")), hidden(carried))
 
@@ -155,7 +155,7 @@ def writing_form(effect: str, key: Input, old: bytes | None, counter: str, numbe
 
 
 def comparing_form(
-    call: Call, effect: Content, old: bytes | None, new: bytes, counter: str, number: int, button: str, mark: str
+    call: PageCall, effect: Content, old: bytes | None, new: bytes, counter: str, number: int, button: str, mark: str
 ) -> Form:
     """The second form: the old value, if there is one, the new one, and what changed since the first form."""
     expected = whole(f"the {counter}", call.form.get(counter, "0"))

@@ -22,7 +22,7 @@ from holdfast.stores import checkpoint_objects as checkpoint
 THREAD_BYTES_MIN: Final = 1 << 20
 
 
-M = TypeVar("M", bound=snapshot.Manifest | checkpoint.Manifest)
+M = TypeVar("M", bound=snapshot.Manifest | checkpoint.CheckpointManifest)
 
 
 @dataclass(frozen=True, slots=True)

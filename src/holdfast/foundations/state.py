@@ -23,7 +23,7 @@ from holdfast.foundations.families import CHECKPOINTS, SNAPSHOTS, Family, Flaw, 
 from holdfast.foundations.readings import Reading, Readings, require_end
 from holdfast.objects.port import ObjectStore
 from holdfast.snapshots.manifest import Manifest as Snapshot
-from holdfast.stores.checkpoint_objects import Manifest as Checkpoint
+from holdfast.stores.checkpoint_objects import CheckpointManifest as Checkpoint
 from holdfast.values import VERSION_MAX
 
 FLAWS_NAMED_MAX: Final = 5

@@ -8,7 +8,7 @@ from holdfast.errors import CorruptData
 from holdfast.queue.files.cursors import committed_seqs
 from holdfast.queue.files.meta_files import read_write_position
 from holdfast.queue.files.pages import PageDirectory, cached_header, other_owner
-from holdfast.queue.format.commands import STATE_KIND, Kind, decode_command, decode_state
+from holdfast.queue.format.commands import STATE_KIND, CommandKind, decode_command, decode_state
 from holdfast.queue.format.file_names import FileNames
 from holdfast.queue.format.page import PageHeader
 from holdfast.queue.log.judgement import Proof, proof_of
@@ -102,4 +102,4 @@ def _next_seq(payload: bytes) -> int:
     if payload[:1] == STATE_KIND:
         return decode_state(payload).next_seq
     kind, _, numbers = decode_command(payload)
-    return max(numbers) + 1 if kind in (Kind.TAKE, Kind.SKIP) else 1
+    return max(numbers) + 1 if kind in (CommandKind.TAKE, CommandKind.SKIP) else 1

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 import structlog
 
 from holdfast.commit.format.transaction import Delete, JobChange, Operation, RangeDelete, Write
-from holdfast.commit.reading.feed import Checkpoint, EventBatch, TransactionEvent
+from holdfast.commit.reading.feed import EventBatch, FeedCheckpoint, FeedTransaction
 from holdfast.errors import Code, CorruptData, HoldfastError, NotFound, statement_of
 from holdfast.objects.port import ObjectReader
 from holdfast.segments.index import Segment, SegmentIndex, read_segment_index
@@ -146,7 +146,7 @@ class SegmentHistory:
                         events = _events_of(rows, prev)
                         reached, leader_id = rows[-1].version, rows[-1].leader_id
                         size = sum(map(_bytes_of, rows))
-                        yield EventBatch(reached, size, index.log_id, [*events, Checkpoint(reached, leader_id)])
+                        yield EventBatch(reached, size, index.log_id, [*events, FeedCheckpoint(reached, leader_id)])
             except NotFound as gone:
                 if looked_again:
                     raise _unreadable(gone, reached) from gone
@@ -157,7 +157,7 @@ class SegmentHistory:
                 raise _unreadable(damage, reached) from damage
             break
         if reached < until and leader_id:
-            yield EventBatch(until, 64, index.log_id, (Checkpoint(until, leader_id),))
+            yield EventBatch(until, 64, index.log_id, (FeedCheckpoint(until, leader_id),))
 
     async def rolled_back_to(self, version: int) -> tuple[int, str] | None:
         """The version that a stream at ``version`` must roll back to, and the leader after it; None where it may
@@ -324,9 +324,9 @@ def _bytes_of(row: _Row) -> int:
     return 64 + len(operation.value if isinstance(operation, Write) else b"")
 
 
-def _events_of(rows: Sequence[_Row], prev: int) -> list[TransactionEvent]:
+def _events_of(rows: Sequence[_Row], prev: int) -> list[FeedTransaction]:
     """The transactions of these rows, which follow version ``prev``."""
-    events: list[TransactionEvent] = []
+    events: list[FeedTransaction] = []
     operations: list[Operation] = []
     jobs: list[JobChange] = []
     for index, row in enumerate(rows):
@@ -336,6 +336,6 @@ def _events_of(rows: Sequence[_Row], prev: int) -> list[TransactionEvent]:
             operations.append(row.operation)
         if index + 1 == len(rows) or rows[index + 1].version != row.version:
             shared = row.request_id, row.leader_id, row.time_ms, operations, True
-            events.append(TransactionEvent(row.version, prev, *shared, jobs=tuple(jobs)))
+            events.append(FeedTransaction(row.version, prev, *shared, jobs=tuple(jobs)))
             prev, operations, jobs = row.version, [], []
     return events

@@ -37,7 +37,7 @@ from holdfast.server.logs import configure_logs
 from holdfast.server.reloading import peer_tls_of
 from holdfast.server.stores.in_log import LocalCopy
 from holdfast.settings import Settings, StoresSettings
-from holdfast.stores.checkpoint_objects import FORMAT, Manifest, manifest_key, read_file, upload_files
+from holdfast.stores.checkpoint_objects import FORMAT, CheckpointManifest, manifest_key, read_file, upload_files
 from holdfast.stores.clock import Anchor, write_anchor
 from holdfast.stores.followed import FollowedStores
 from holdfast.stores.machine.state import State
@@ -175,7 +175,7 @@ class _Mover:
             files = await upload_files(self._store, copy, names)
         for file in files:  # also those that were there: the claim rests on them
             await read_file(self._store, file)
-        manifest = Manifest(format=FORMAT, log_id=self.log_id, version=version, files=files)
+        manifest = CheckpointManifest(format=FORMAT, log_id=self.log_id, version=version, files=files)
         return await create_exactly(self._store, manifest_key(version), encode_sealed(manifest))
 
     async def _raise_version(self) -> None:

@@ -24,7 +24,6 @@ _PUBLISHED_NAMES: Final[Mapping[str, str]] = {
     "ItemError": "StreamErrorAnswer",
     "NotCommitted": "NotCommittedAnswer",
     "Page": "BrowsedAnswer",
-    "Purged": "PurgedAnswer",
     "StatusAnswer": "StatusAnswerBody",
 }
 """Names of types in generated clients."""

@@ -4,7 +4,7 @@ retention remove the log before it.
 | object | content |
 |---|---|
 | ``stores/files/{sha256}`` | one file of a copy, under the hash of its content: what did not change is there already |
-| ``stores/checkpoints/{version:020d}.json`` | ``Manifest`` as JSON, created last, if absent; the first one counts |
+| ``stores/checkpoints/{version:020d}.json`` | ``CheckpointManifest`` as JSON, created last; the first one counts |
 
 Every cache holds durable entries only, so a checkpoint of every leader is right, also of a deposed one. It has
 the stores after the entry ``version``, and nothing later. Only a leader removes checkpoints: those older than the
@@ -56,7 +56,7 @@ class File(msgspec.Struct, frozen=True):
         return FILES_PREFIX + self.sha256
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
     """The stores of the log ``log_id`` after the entry ``version``."""
 
     format: int
@@ -79,10 +79,10 @@ def manifest_key(version: int) -> str:
     return f"{PREFIX}{version:020d}.json"
 
 
-def decode_manifest(data: bytes, version: int) -> Manifest:
+def decode_manifest(data: bytes, version: int) -> CheckpointManifest:
     """The manifest of the checkpoint at ``version``. Raises: CorruptData."""
     try:
-        manifest = decode_sealed(data, Manifest)
+        manifest = decode_sealed(data, CheckpointManifest)
     except msgspec.DecodeError as error:
         raise CorruptData("the manifest of a checkpoint is not JSON of this form", version=version) from error
     names = [file.name for file in manifest.files]
@@ -105,13 +105,13 @@ async def _list_all(store: ObjectStore, prefix: str) -> list[str]:
     return [row.key async for rows in Pages(store, prefix) for row in rows]
 
 
-async def read_manifest(store: ObjectStore, version: int) -> Manifest | None:
+async def read_manifest(store: ObjectStore, version: int) -> CheckpointManifest | None:
     """The manifest of a checkpoint, None where there is none. Raises: CorruptData, Unavailable."""
     data = await read_if_there(store, manifest_key(version))
     return None if data is None else decode_manifest(data, version)
 
 
-async def make_checkpoint(service: StoreService, store: ObjectStore, log_id: str) -> Manifest:
+async def make_checkpoint(service: StoreService, store: ObjectStore, log_id: str) -> CheckpointManifest:
     """Make a checkpoint of what the stores are now. After a crash: files that no manifest names.
 
     Cost: a copy of the cache on the local disk, in a temporary directory next to it; one object for each file whose
@@ -127,7 +127,7 @@ async def make_checkpoint(service: StoreService, store: ObjectStore, log_id: str
             await asyncio.wait({copying})  # its thread cannot be stopped, and the directory is removed after it
         files = await upload_files(store, copy, copied.files)
     assert version is not None, "these stores live in the log"
-    manifest = Manifest(format=FORMAT, log_id=log_id, version=version, files=files)
+    manifest = CheckpointManifest(format=FORMAT, log_id=log_id, version=version, files=files)
     # Another maker of the same version is as good: its manifest stays.
     await create_exactly(store, manifest_key(version), encode_sealed(manifest))
     return manifest
@@ -151,7 +151,7 @@ def _hash(data: bytes) -> str:
     return sha256(data).hexdigest()
 
 
-async def fetch_newest(store: ObjectStore, lineage: Lineage, through: int, directory: str) -> Manifest | None:
+async def fetch_newest(store: ObjectStore, lineage: Lineage, through: int, directory: str) -> CheckpointManifest | None:
     """Make ``directory``, which is not there, of the newest whole checkpoint at or below version ``through``.
 
     None where there is none: the stores are made from the beginning of the log. One that is damaged, or of a state that
@@ -173,7 +173,7 @@ async def fetch_newest(store: ObjectStore, lineage: Lineage, through: int, direc
     return None
 
 
-async def _fetch(store: ObjectStore, manifest: Manifest, directory: str) -> None:
+async def _fetch(store: ObjectStore, manifest: CheckpointManifest, directory: str) -> None:
     unfinished = directory + UNFINISHED
     there = await asyncio.to_thread(_keep_whole, unfinished, manifest.files)
     for file in manifest.files:
@@ -225,7 +225,7 @@ class KeptCheckpoints:
         self._lineage = lineage
         self._keep = keep
         self._stray_ms = stray_ms
-        self._verified: dict[int, Manifest] = {}
+        self._verified: dict[int, CheckpointManifest] = {}
         self._damaged: set[int] = set()
         self._files: set[str] = set()
         """Hashes of files that were read and are right."""

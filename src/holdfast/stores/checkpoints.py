@@ -22,10 +22,10 @@ from holdfast.errors import Closed, CorruptData, HoldfastError, Unavailable
 from holdfast.stores.group_commit import GroupCommit
 from holdfast.stores.log_commit import LogCommit, disk_full
 from holdfast.stores.storage.frames import MessageRun, Relocated, encode_relocated
-from holdfast.stores.storage.index import Checkpoint
+from holdfast.stores.storage.index import IndexChanges
 from holdfast.stores.storage.locations import Extent
 from holdfast.stores.storage.storage import Storage
-from holdfast.stores.values.ports import BLOCK_MESSAGES, Block
+from holdfast.stores.values.ports import BLOCK_MESSAGES, BlockCounts
 
 LOG_BYTES: Final = 32 << 20  # a checkpoint is due when this much was written since the last one was begun
 OVERDUE: Final = 4
@@ -92,7 +92,7 @@ class Checkpoints:
         self._groups.end_group(safe)
         self._running = self._loop.create_task(self._write(checkpoint, appended))
 
-    async def _write(self, checkpoint: Checkpoint, appended: asyncio.Future[int | None]) -> None:
+    async def _write(self, checkpoint: IndexChanges, appended: asyncio.Future[int | None]) -> None:
         while not appended.done():
             await asyncio.wait([appended], timeout=RETRY_S)
             if self._groups.disk_is_full:
@@ -113,7 +113,7 @@ class Checkpoints:
             self._running = None
             self.after()
 
-    async def _write_until_done(self, checkpoint: Checkpoint) -> bool:
+    async def _write_until_done(self, checkpoint: IndexChanges) -> bool:
         """Retry until the index has it; False if the log failed or this is closed."""
         while True:
             try:
@@ -323,7 +323,7 @@ class Compaction:
 
     def _kept(self, run: MessageRun, extent: Extent) -> list[MessageRun]:
         kept_runs: list[MessageRun] = []
-        block: Block | None = None
+        block: BlockCounts | None = None
         number = first = -1
         for seq in range(max(run.first_seq, extent.first_seq), min(run.last_seq, extent.last_seq) + 2):
             is_kept = False

@@ -1,8 +1,8 @@
 """The fault proxy as a process of its own, steered over a control port.
 
 Control protocol, on TCP at 127.0.0.1: one JSON object a line in each direction, a ``Command`` and its response. ``is``
-names the response: a ``State``, or a ``Complaint`` about a line that is not a command. The process ends at SIGTERM, and
-at the end of its standard input, so it cannot outlive the process that started it.
+names the response: a ``ProxyState``, or a ``Complaint`` about a line that is not a command. It ends at SIGTERM
+and at the end of its standard input, so it cannot outlive the process that started it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from msgspec import UNSET, UnsetType
 from holdfast.errors import InvalidRequest, Unavailable
 from holdfast.testing.fault_proxy import Fault, FaultProxy, Latency, Rule
 
-__all__ = ["FaultProxyProcess", "State"]
+__all__ = ["FaultProxyProcess", "ProxyState"]
 
 _CONTROL_SECONDS_MAX: Final = 30.0
 _LINE_BYTES_MAX: Final = 1024 * 1024
@@ -40,7 +40,7 @@ class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     release: bool = False
 
 
-class State(msgspec.Struct, tag_field="is", tag="state", frozen=True):
+class ProxyState(msgspec.Struct, tag_field="is", tag="state", frozen=True):
     """The proxy after a command. ``faults`` counts what was done since the start, by fault."""
 
     port: int
@@ -76,8 +76,8 @@ async def _serve(proxy: FaultProxy, control_port: int, follow_stdin: bool) -> No
     if follow_stdin:
         loop.add_reader(sys.stdin.fileno(), ended.set)
 
-    def state() -> State:
-        return State(
+    def state() -> ProxyState:
+        return ProxyState(
             port=proxy.port,
             control_port=control.sockets[0].getsockname()[1],
             requests=proxy.requests,
@@ -89,7 +89,7 @@ async def _serve(proxy: FaultProxy, control_port: int, follow_stdin: bool) -> No
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.CancelledError):
             while line := await reader.readline():
-                response: State | Complaint
+                response: ProxyState | Complaint
                 try:
                     await _obey(proxy, msgspec.json.decode(line, type=Command))
                     response = state()
@@ -115,7 +115,7 @@ class FaultProxyProcess:
         self._command += ["--follow-stdin"]
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._state: State | None = None
+        self._state: ProxyState | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -139,7 +139,7 @@ class FaultProxyProcess:
         line = self._process.stdout.readline()
         if not line:
             raise Unavailable("fault proxy did not start", exit_code=self._process.wait())
-        self._state = msgspec.json.decode(line, type=State)
+        self._state = msgspec.json.decode(line, type=ProxyState)
         self._control = socket.create_connection(("127.0.0.1", self._state.control_port), timeout=_CONTROL_SECONDS_MAX)
 
     def stop(self) -> None:
@@ -152,27 +152,27 @@ class FaultProxyProcess:
             self._process.communicate()
             self._process = None
 
-    def set_rules(self, rules: Sequence[Rule]) -> State:
+    def set_rules(self, rules: Sequence[Rule]) -> ProxyState:
         """Replace the rules."""
         return self._tell(Command(rules=list(rules)))
 
-    def set_latency(self, latency: Latency | None) -> State:
+    def set_latency(self, latency: Latency | None) -> ProxyState:
         """Replace the latency."""
         return self._tell(Command(latency=latency))
 
-    def partition(self, partitioned: bool = True) -> State:
+    def partition(self, partitioned: bool = True) -> ProxyState:
         """Cut every connection, or heal."""
         return self._tell(Command(partitioned=partitioned))
 
-    def release(self) -> State:
+    def release(self) -> ProxyState:
         """Deliver what is held; returns when the server has answered all of it."""
         return self._tell(Command(release=True))
 
-    def report(self) -> State:
+    def report(self) -> ProxyState:
         """What was done so far."""
         return self._tell(Command())
 
-    def _tell(self, command: Command) -> State:
+    def _tell(self, command: Command) -> ProxyState:
         assert self._control is not None, "the proxy was started"
         self._control.sendall(msgspec.json.encode(command) + b"\n")
         line = b""
@@ -181,7 +181,7 @@ class FaultProxyProcess:
             if not more:
                 raise Unavailable("fault proxy has gone")
             line += more
-        response = msgspec.json.decode(line, type=State | Complaint)
+        response = msgspec.json.decode(line, type=ProxyState | Complaint)
         if isinstance(response, Complaint):
             raise InvalidRequest(response.error)
         return response

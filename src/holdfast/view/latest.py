@@ -23,10 +23,10 @@ from holdfast.view.storage import (
     PAGE_BYTES,
     Filling,
     MemoryStorage,
-    Page,
     Row,
     StatePosition,
     Stored,
+    ViewPage,
     ViewStorage,
     page_of,
 )
@@ -197,12 +197,12 @@ class View:
         """At most ``limit`` keys of ``[begin, end)`` in byte order with values and versions, all of one position."""
         return self.read_page(begin, end, limit, math.inf).rows
 
-    def read_page(self, begin: bytes, end: bytes | None, limit: int, bytes_max: float = PAGE_BYTES) -> Page:
+    def read_page(self, begin: bytes, end: bytes | None, limit: int, bytes_max: float = PAGE_BYTES) -> ViewPage:
         """As ``range``, with the version of which the rows are the exact state, and a bound of their bytes."""
         with self._lock:
             self._check_open()
             if end is not None and begin >= end:
-                return Page([], self._version, more=False)
+                return ViewPage([], self._version, more=False)
             with contextlib.closing(self._storage.walk(begin, end)) as rows:
                 return page_of(rows, self._version, limit, bytes_max)
 

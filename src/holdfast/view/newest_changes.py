@@ -22,10 +22,10 @@ from holdfast.view.storage import (
     KeyRange,
     Larger,
     Layer,
-    Page,
     Result,
     Stored,
     ViewAnswer,
+    ViewPage,
     answer_within,
     merged,
     page_of,
@@ -154,16 +154,16 @@ class NewestChanges:
                 if view is NOT_HERE:
                     is_missing = True
                     return Larger(0)
-                assert not isinstance(view, Page), "a key has a value"
+                assert not isinstance(view, ViewPage), "a key has a value"
                 stored = view
                 news.append((key, view))
             return within(stored, left)
 
-        def read_page(asked: KeyRange, left: int) -> Page | Larger:
+        def read_page(asked: KeyRange, left: int) -> ViewPage | Larger:
             nonlocal index, is_missing
             index += 1
             view = seen.get(index)
-            page = self.merge(asked, view, seen_at, left) if isinstance(view, Page) else None
+            page = self.merge(asked, view, seen_at, left) if isinstance(view, ViewPage) else None
             if page is None:
                 is_missing = True
                 return Larger(0)
@@ -174,7 +174,7 @@ class NewestChanges:
             self._remember(key, stored)
         return None if is_missing and not answer.results else answer
 
-    def merge(self, asked: KeyRange, seen: Page, seen_at: int, bytes_max: float) -> Page | None:
+    def merge(self, asked: KeyRange, seen: ViewPage, seen_at: int, bytes_max: float) -> ViewPage | None:
         """The rows of a range at ``version``, made of those of a view at ``seen_at``; None where too few were seen."""
         begin, end, limit = asked
         upto = end

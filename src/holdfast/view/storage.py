@@ -26,7 +26,7 @@ PAGE_BYTES: Final = 12 << 20
 """Of keys and values. In base64, as a page of an answer has them, they are 16 MiB."""
 
 
-class Page(NamedTuple):
+class ViewPage(NamedTuple):
     """Consecutive rows of the state at ``version``, and whether more of what was asked for follows."""
 
     rows: list[Row]
@@ -51,7 +51,7 @@ class KeyRange(NamedTuple):
 Asked = bytes | KeyRange
 """A key, or a range of keys."""
 
-Result = Stored | Page | None
+Result = Stored | ViewPage | None
 """What there is at a key, None for nothing, or the page of a range."""
 
 
@@ -70,7 +70,7 @@ def answer_within(
     asked: Iterable[Asked],
     version: int,
     find: Callable[[bytes, int], Stored | Larger | None],
-    read_page: Callable[[KeyRange, int], Page | Larger],
+    read_page: Callable[[KeyRange, int], ViewPage | Larger],
     bytes_max: int,
 ) -> ViewAnswer:
     """What ``find`` and ``read_page`` have for the first of ``asked``. Both get the bytes that are left."""
@@ -80,7 +80,7 @@ def answer_within(
         result = read_page(item, left) if isinstance(item, KeyRange) else find(item, left)
         if isinstance(result, Larger):
             return ViewAnswer(version, results, None if results else result)
-        if isinstance(result, Page):
+        if isinstance(result, ViewPage):
             left = max(0, left - sum(len(key) + len(value) for key, value, _ in result.rows))
         elif result is not None:
             left = max(0, left - len(result[0]))
@@ -93,22 +93,22 @@ def within(found: Stored | None, bytes_max: int) -> Stored | Larger | None:
     return Larger(len(found[0])) if found is not None and len(found[0]) > bytes_max else found
 
 
-def page_within(page: Page, bytes_max: int) -> Page | Larger:
+def page_within(page: ViewPage, bytes_max: int) -> ViewPage | Larger:
     """A page, or the size of its first value where that alone has more bytes than there may be."""
     size = len(page.rows[0][1]) if page.rows else 0
     return Larger(size) if size > bytes_max else page
 
 
-def page_of(rows: Iterable[Row], version: int, limit: int, bytes_max: float = PAGE_BYTES) -> Page:
+def page_of(rows: Iterable[Row], version: int, limit: int, bytes_max: float = PAGE_BYTES) -> ViewPage:
     """The first of ``rows``: at most ``limit`` of them and ``bytes_max`` bytes, but one row of any size."""
     page: list[Row] = []
     size = 0
     for row in rows:
         size += len(row[0]) + len(row[1])
         if len(page) >= limit or (page and size > bytes_max):
-            return Page(page, version, more=True)
+            return ViewPage(page, version, more=True)
         page.append(row)
-    return Page(page, version, more=False)
+    return ViewPage(page, version, more=False)
 
 
 class StatePosition(NamedTuple):

@@ -134,7 +134,7 @@ class Page(msgspec.Struct, frozen=True):
     """The durable's, for the next page."""
 
 
-class Purged(msgspec.Struct, frozen=True):
+class PurgedAnswer(msgspec.Struct, frozen=True):
     """What a durable kept and keeps no more."""
 
     messages: int = 0

@@ -15,7 +15,7 @@ from tests.unit.client.scripted_server import CutInside, Drop, Reply, ScriptedSe
 
 from holdfast import StoreClient, aio
 from holdfast.client import Client, CommitReceipt, NotCommitted
-from holdfast.client.protocol.endpoint import Route, anywhere, parse_endpoint
+from holdfast.client.protocol.endpoint import ClientRoute, anywhere, parse_endpoint
 from holdfast.client.protocol.http1 import BadResponse, ResponseReader
 from holdfast.client.transport import aio as transports
 from holdfast.client.transport import sync as sockets
@@ -229,7 +229,7 @@ def test_two_servers_that_name_each_other_are_not_followed_for_ever(connect):
 
 def test_a_token_is_not_taken_to_a_place_without_tls():
     secure = parse_endpoint("https://log.example")
-    route = Route((secure,), anywhere)
+    route = ClientRoute((secure,), anywhere)
     assert not route.follow(secure, "http://elsewhere.example:8080")
     assert route.current == secure
     assert route.follow(secure, "other.example:8443")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.client.protocol.effects import ALONE, Failed, Item, KeyRead, Response
-from holdfast.client.protocol.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.endpoint import ClientRoute, parse_endpoint
 from holdfast.client.protocol.gathered_commits import Commits, item_of
 from holdfast.client.protocol.gathered_reads import Reads
 from holdfast.client.protocol.gathered_reads import item_of as item_of_read
@@ -33,7 +33,7 @@ class Stage:
     """A machine, and what a shell would do. A turn ends at once, unless a test says when."""
 
     def __init__(self, options: ClientOptions = OPTIONS, *, has_turns: bool = True, ends_turns: bool = True) -> None:
-        self.route = Route((parse_endpoint("http://a.example:1"), parse_endpoint("http://b.example:1")))
+        self.route = ClientRoute((parse_endpoint("http://a.example:1"), parse_endpoint("http://b.example:1")))
         self.machine = Gathering(Commits(options), self.route, options, has_turns=has_turns)
         self.begun: list[SharedRequest] = []
         self.broken: list[SharedRequest] = []

@@ -11,7 +11,7 @@ from tests.unit.client.conftest import QUICK
 
 from holdfast.client.protocol import log_operations
 from holdfast.client.protocol.effects import Failed, Reply, Response, Send, Wait, Woken
-from holdfast.client.protocol.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.endpoint import ClientRoute, parse_endpoint
 from holdfast.client.protocol.gathered_commits import item_of
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.commit.format.transaction import JobChange, Transaction, Write
@@ -29,7 +29,7 @@ CLOSED = b'{"status": "not_committed"}'
 
 def driven(reply: Callable[[Send, float], Reply]) -> tuple[list[log_operations.ItemResult], list[float]]:
     """The results of a group whose own answer was lost, and when each question ended. Waits take what they may."""
-    session = Session(Route((parse_endpoint("http://a.example:1"),)), OPTIONS)
+    session = Session(ClientRoute((parse_endpoint("http://a.example:1"),)), OPTIONS)
     now_ms = 0.0
     asked: list[float] = []
     procedure = log_operations.commit_group(session, [item_of(txn) for txn in GROUP], now_ms)
@@ -89,7 +89,7 @@ def test_a_service_that_comes_back_settles_the_items_that_are_left() -> None:
 
 def test_a_stream_of_commits_keeps_everything_that_a_transaction_has() -> None:
     session = Session(
-        Route((parse_endpoint("http://a.example:1"),)), dataclasses.replace(OPTIONS, commits_bytes_max=900)
+        ClientRoute((parse_endpoint("http://a.example:1"),)), dataclasses.replace(OPTIONS, commits_bytes_max=900)
     )
     grouping = log_operations.Grouping(session, LogPosition(7, "c" * 32), "entropy")
     part = msgspec.Raw(b'[{"store": "orders", "messages": [{}]}]')

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from holdfast.client.protocol.effects import Failed, Response
-from holdfast.client.protocol.endpoint import Endpoint, Route, anywhere, parse_endpoint
+from holdfast.client.protocol.endpoint import ClientRoute, Endpoint, anywhere, parse_endpoint
 from holdfast.client.protocol.lookout import (
     AGAIN_MS,
     LIVES_AGAIN_MS,
@@ -26,7 +26,7 @@ class Client:
     """A client that waits at some endpoints, and what each endpoint says when it is asked."""
 
     def __init__(self, *configured: Endpoint) -> None:
-        self.route = Route(configured, anywhere)
+        self.route = ClientRoute(configured, anywhere)
         self.lookout = Lookout(self.route)
         self.says: dict[Endpoint, bool | None] = dict.fromkeys((*configured, X), STANDBY)
         self.now_ms = 0.0
@@ -157,7 +157,7 @@ def test_a_wait_at_an_endpoint_that_is_known_to_be_silent_is_overdue_at_once() -
 
 
 def test_one_question_at_a_time_is_asked_of_an_endpoint_and_a_late_answer_counts_once() -> None:
-    lookout = Lookout(Route((A, B)))
+    lookout = Lookout(ClientRoute((A, B)))
     assert lookout.look([A], 0) == [A]
     assert lookout.look([A], 10_000) == []
     assert lookout.look([], 20_000) == []
@@ -188,7 +188,7 @@ def test_only_a_service_that_takes_requests_leads(reply: Response | Failed, said
 def test_a_failed_endpoint_is_left_for_one_that_is_not_silent(
     silent: Sequence[Endpoint], asked: Endpoint, following: Endpoint
 ) -> None:
-    route = Route((A, B))
+    route = ClientRoute((A, B))
     if asked == B:
         route.failed(A)
     route.silent = frozenset(silent)
@@ -197,7 +197,7 @@ def test_a_failed_endpoint_is_left_for_one_that_is_not_silent(
 
 
 def test_no_hint_to_a_silent_endpoint_is_followed() -> None:
-    route = Route((A, B))
+    route = ClientRoute((A, B))
     route.failed(A)
     route.silent = frozenset({A})
     assert not route.follow(B, "a.example:1")

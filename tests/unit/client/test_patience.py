@@ -23,7 +23,7 @@ from holdfast.client.protocol.effects import (
     Wait,
     Woken,
 )
-from holdfast.client.protocol.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.endpoint import ClientRoute, parse_endpoint
 from holdfast.client.protocol.gathered_commits import item_of
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.administration import ask
@@ -40,7 +40,7 @@ LATER = b'{"error": {"code": "overloaded", "message": "full", "retry_after_ms": 
 
 
 def session() -> Session:
-    return Session(Route((parse_endpoint("http://a.example:1"),)), OPTIONS)
+    return Session(ClientRoute((parse_endpoint("http://a.example:1"),)), OPTIONS)
 
 
 def following() -> Generator[Effect, Reply, None]:
@@ -95,7 +95,7 @@ def test_nor_does_one_that_the_service_asks_for(name: str) -> None:
 
 def test_nobody_waits_after_the_last_attempt_of_a_transaction() -> None:
     options = dataclasses.replace(OPTIONS, attempts_max=3, gather=False)
-    here = Session(Route((parse_endpoint("http://a.example:1"),)), options)
+    here = Session(ClientRoute((parse_endpoint("http://a.example:1"),)), options)
     attempts = TransactionAttempts(here, ServiceSource(here), "e" * 24)
     procedure = attempts.run(0)
     seen: list[type[Effect]] = []

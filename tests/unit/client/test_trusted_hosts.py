@@ -15,7 +15,7 @@ from tests.unit.client.test_subscription import transaction
 from tests.unit.client.test_turns import NOT_LEADER, ROUNDED_UP, A, X
 
 from holdfast.client.protocol.effects import Response, Send, Wait
-from holdfast.client.protocol.endpoint import Route, TrustedHosts, parse_endpoint
+from holdfast.client.protocol.endpoint import ClientRoute, TrustedHosts, parse_endpoint
 from holdfast.client.protocol.options import ClientOptions, PublisherOptions, SubscriberOptions
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.publisher import PublisherMachine
@@ -88,7 +88,7 @@ def test_a_success_forgets_what_was_named_before(connect: Callable[..., Any]) ->
 
 def test_an_error_that_names_a_leader_is_explained_although_another_operation_succeeded_since() -> None:
     for configured, is_explained in (((A,), True), ((A, X), False)):
-        route = Route(configured)
+        route = ClientRoute(configured)
         error = Unavailable("not the leader", code=Code.NOT_LEADER, leader_address=str(X))
         route.follow(A, str(X))
         route.succeeded()
@@ -125,7 +125,7 @@ def _subscribe(session: Session) -> HoldfastError | None:
 
 @pytest.mark.parametrize("operation", [_publish, _subscribe])
 def test_publishers_and_sockets_go_nowhere_else_either(operation: Callable[[Session], HoldfastError | None]) -> None:
-    session = Session(Route((A,)), ClientOptions())
+    session = Session(ClientRoute((A,)), ClientOptions())
     error = operation(session)
     assert session.route.current == A
     assert error is not None and str(X) in error.hint and "trusted_hosts" in error.hint
@@ -133,7 +133,7 @@ def test_publishers_and_sockets_go_nowhere_else_either(operation: Callable[[Sess
 
 @pytest.mark.parametrize("kind", ["publisher", "subscriber"])
 def test_what_waits_without_end_logs_the_setting(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    session = Session(Route((A,)), ClientOptions())
+    session = Session(ClientRoute((A,)), ClientOptions())
     publisher = PublisherMachine(session, "s", PublisherOptions(), entropy="e")
     subscriber = SubscriberMachine(session, "/x?subscriber=me", SubscriberOptions())
     publisher.add(Message(b"1"), 0)

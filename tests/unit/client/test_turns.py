@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from holdfast.client.protocol.effects import Request, Response, Send, Wait
-from holdfast.client.protocol.endpoint import Endpoint, Route, anywhere, parse_endpoint
+from holdfast.client.protocol.endpoint import ClientRoute, Endpoint, anywhere, parse_endpoint
 from holdfast.client.protocol.options import ClientOptions, PublisherOptions, SubscriberOptions
 from holdfast.client.protocol.retry_budget import TAKE_OVER_WAIT_MS_MAX, Session, Turns
 from holdfast.client.protocol.stores.administration import ask
@@ -27,7 +27,7 @@ class Operation:
     """One operation that is never done: what each endpoint says, and which are asked between two waits."""
 
     def __init__(self, *configured: Endpoint, **options: Any) -> None:
-        self.session = Session(Route(configured, anywhere), ClientOptions(**options))
+        self.session = Session(ClientRoute(configured, anywhere), ClientOptions(**options))
         self.turns = Turns(self.session)
 
     def round(self, says: dict[Endpoint, dict[str, Any]]) -> tuple[list[Endpoint], float, float]:
@@ -187,13 +187,13 @@ def _subscribe(session: Session) -> tuple[Wait, Endpoint]:
 def test_every_client_follows_the_address_at_once_and_waits_as_the_body_asks(
     operation: Callable[[Session], tuple[Wait, Endpoint]],
 ) -> None:
-    wait, followed = operation(Session(Route((A,), anywhere)))
+    wait, followed = operation(Session(ClientRoute((A,), anywhere)))
     assert followed == X
     assert (wait.at_least_ms, wait.at_most_ms) == (250.0, 312.5)
 
 
 def test_a_subscriber_awaits_a_sign_of_life_while_a_reply_is_due() -> None:
-    machine = SubscriberMachine(Session(Route((A, B))), "/x?subscriber=me", SubscriberOptions())
+    machine = SubscriberMachine(Session(ClientRoute((A, B))), "/x?subscriber=me", SubscriberOptions())
     assert machine.awaited is None
     machine.next_step(100)
     assert machine.awaited == (A, 100)

@@ -21,7 +21,7 @@ from holdfast import StoreClient, aio
 from holdfast.client.protocol import log_operations, stream
 from holdfast.client.protocol.effects import (
     Chunk,
-    Deliver,
+    DeliverEvents,
     Effect,
     Failed,
     Open,
@@ -34,7 +34,7 @@ from holdfast.client.protocol.effects import (
     Wait,
     Woken,
 )
-from holdfast.client.protocol.endpoint import Route, anywhere, parse_endpoint
+from holdfast.client.protocol.endpoint import ClientRoute, anywhere, parse_endpoint
 from holdfast.client.protocol.gathered_commits import item_of
 from holdfast.client.protocol.http1 import ResponseReader, problem_with
 from holdfast.client.protocol.options import PublisherOptions, SubscriberOptions
@@ -77,7 +77,7 @@ def places(procedure: Generator[Effect, Reply, Any], *replies: Reply) -> tuple[l
     try:
         while True:
             effect = next(procedure) if reply is None else procedure.send(reply)
-            if isinstance(effect, Wait | Deliver):
+            if isinstance(effect, Wait | DeliverEvents):
                 reply = Woken(0)
             else:
                 assert isinstance(effect, Send | Open | Receive)
@@ -93,7 +93,7 @@ def places(procedure: Generator[Effect, Reply, Any], *replies: Reply) -> tuple[l
 
 
 def session(*configured: Any) -> Session:
-    return Session(Route(configured, anywhere), QUICK)
+    return Session(ClientRoute(configured, anywhere), QUICK)
 
 
 def test_the_only_place_that_cannot_be_used_ends_an_operation_at_once() -> None:

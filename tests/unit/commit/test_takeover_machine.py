@@ -120,10 +120,10 @@ def test_a_store_that_does_not_answer_is_asked_again_until_patience_is_over() ->
     steps = machine(retry_budget_ms=1_000.0)
     effects = steps.begin(at(0))
     for ms in (0.0, 500.0, 999.0):
-        (wait,) = steps.step(m.Failed(at(ms), Unavailable("silent")))
+        (wait,) = steps.step(m.NoAnswer(at(ms), Unavailable("silent")))
         assert isinstance(wait, m.TakeoverWait)
         assert steps.step(m.TakeoverWoken(at(ms))) == effects
-    (fail,) = steps.step(m.Failed(at(1_000), Unavailable("silent")))
+    (fail,) = steps.step(m.NoAnswer(at(1_000), Unavailable("silent")))
     assert isinstance(fail, m.Fail)
     assert isinstance(fail.error, Unavailable)
 
@@ -451,7 +451,7 @@ def missing(steps: TakeoverMachine, listed_ms: float, read_ms: float) -> m.Effec
     log = genesis(), record(genesis(), genesis())
     (read,) = steps.step(m.PageListed(at(listed_ms), rows(*log)))
     assert isinstance(read, m.ReadHeaders)
-    (effect,) = steps.step(m.Failed(at(read_ms), NotFound("no such object", key="batches/1")))
+    (effect,) = steps.step(m.NoAnswer(at(read_ms), NotFound("no such object", key="batches/1")))
     return effect
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from holdfast.commit.format.transaction import Delete, Write
-from holdfast.console.call import Action, Done, Form, Input, Limit
+from holdfast.console.call import Action, ActionDone, Form, Input, Limit
 from holdfast.console.frame import form_of
 from holdfast.console.html import text_of
 from holdfast.console.pages.keys import DELETE as DELETE_KEY
@@ -198,7 +198,7 @@ def test_defining_what_exists_asks_first_and_names_what_would_be_reset() -> None
     assert "exists" in text_of(asked.effect)
     assert isinstance(define(confirm="other", seen=asked.seen), Form)
     assert not service.puts
-    assert isinstance(define(confirm="work", seen=asked.seen), Done)
+    assert isinstance(define(confirm="work", seen=asked.seen), ActionDone)
     assert service.puts
     with pytest.raises(InvalidRequest, match="the name of a durable"):
         define(name="bad name/é")
@@ -236,13 +236,13 @@ def test_an_edit_is_committed_only_after_both_values_were_shown() -> None:
     assert isinstance(edit(seen=shown.seen, value="another"), Form), "what was not shown is shown first"
     assert "stays as it is" in text_of(edit(value="old").effect)
     assert not log.written
-    assert isinstance(edit(seen=shown.seen), Done)
+    assert isinstance(edit(seen=shown.seen), ActionDone)
     assert log.written == [[Write(b"k", b"new")]]
     log.found = Found(b"k", b"newer", 8)
     again = edit(seen=shown.seen)
     assert all(said in text_of(again.effect) for said in ("changed since version 7", ">newer<", "since version 8"))
     assert len(log.written) == 1
-    assert isinstance(edit(seen=again.seen), Done), "what it has now was shown"
+    assert isinstance(edit(seen=again.seen), ActionDone), "what it has now was shown"
 
 
 def test_a_key_is_deleted_only_as_the_form_showed_it() -> None:
@@ -265,7 +265,7 @@ def test_a_key_is_deleted_only_as_the_form_showed_it() -> None:
     again = delete(seen=shown.seen)
     assert "since version 8" in text_of(again.effect)
     assert not log.written
-    assert isinstance(delete(seen=again.seen), Done)
+    assert isinstance(delete(seen=again.seen), ActionDone)
     assert log.written == [[Delete(b"k")]]
 
 
@@ -293,7 +293,7 @@ def test_a_message_is_deleted_only_of_the_durable_that_the_form_showed() -> None
     again = delete(seen=shown.seen)
     assert isinstance(again, Form)
     assert not deleted
-    assert isinstance(delete(seen=again.seen), Done)
+    assert isinstance(delete(seen=again.seen), ActionDone)
     assert deleted == ["DELETE /v1/stores/a/durables/d/messages/7?token=of-another"]
 
 
@@ -323,7 +323,7 @@ def test_a_key_of_a_map_is_removed_only_of_the_map_that_the_form_showed() -> Non
     again = act(seen=shown.seen)
     assert isinstance(again, Form)
     assert not removed
-    assert isinstance(act(seen=again.seen), Done)
+    assert isinstance(act(seen=again.seen), ActionDone)
     assert removed == [("k", 7)]
 
 
@@ -359,7 +359,7 @@ def test_a_lock_is_released_only_from_the_owner_that_the_form_named() -> None:
     assert isinstance(release(seen=stolen.seen), Form), "the map was made again, and the fence is the same"
     assert not released
     another = release()
-    assert isinstance(release(seen=another.seen), Done)
+    assert isinstance(release(seen=another.seen), ActionDone)
     assert released == [Lock("k", "desk two", 5, 0, "of another map")]
     lock["until_ms"] = 1
     with pytest.raises(InvalidRequest, match="free"):
@@ -422,8 +422,8 @@ def test_a_limit_below_what_is_there_is_set_only_after_another_look() -> None:
     assert "6 more than message_limit 3" in text_of(asked.effect)
     assert isinstance(edit("message_limit: 2", seen=asked.seen), Form), "another limit than was shown"
     assert not sent
-    assert isinstance(edit("message_limit: 3", seen=asked.seen), Done)
-    assert isinstance(edit("message_limit: 10"), Done)
+    assert isinstance(edit("message_limit: 3", seen=asked.seen), ActionDone)
+    assert isinstance(edit("message_limit: 10"), ActionDone)
     assert sent == [{"message_limit": 3}, {"message_limit": 10}]
 
 
@@ -459,11 +459,11 @@ def test_a_key_of_a_map_is_set_only_after_both_values_were_shown() -> None:
     assert "desk two" in text_of(shown.effect), "who holds the lock of the map is named"
     assert "changed since revision 3" in text_of(put_value(revision="3").effect)
     assert not written
-    assert isinstance(put_value(seen=shown.seen), Done)
+    assert isinstance(put_value(seen=shown.seen), ActionDone)
     entry = Entry("eu", b"newer", 5)
     again = put_value(seen=shown.seen)
     assert all(said in text_of(again.effect) for said in ("changed since revision 4", ">newer<", "only at revision 5"))
-    assert isinstance(put_value(seen=again.seen), Done)
+    assert isinstance(put_value(seen=again.seen), ActionDone)
     assert written == [("eu", b"new", 4), ("eu", b"new", 5)]
 
 
@@ -497,7 +497,7 @@ def test_only_what_was_shown_replaces_a_store() -> None:
     assert "reset to their defaults" in text_of(again.effect)
     assert not sent
     fields["seen"] = again.seen
-    assert isinstance(asyncio.run(cast(Any, DEFINE_STORE.act(call))), Done)
+    assert isinstance(asyncio.run(cast(Any, DEFINE_STORE.act(call))), ActionDone)
     assert sent
 
 

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from holdfast.console import connections
 from holdfast.console.application import application
-from holdfast.console.connections import HEAD_SECONDS_MAX, Connection, Connections
+from holdfast.console.connections import HEAD_SECONDS_MAX, Connections, ServiceConnection
 
 PROTOCOLS = [H11Protocol, HttpToolsProtocol]
 RUNBOOKS = b"GET /runbooks HTTP/1.1\r\nHost: 127.0.0.1:8081\r\n%b\r\n"
@@ -129,7 +129,7 @@ def test_a_connection_without_a_whole_head_is_closed(
 
 
 def test_bytes_that_trickle_in_do_not_put_the_end_off() -> None:
-    connection = Connection(None, 0.0, 0.0)
+    connection = ServiceConnection(None, 0.0, 0.0)
     for second in range(int(HEAD_SECONDS_MAX)):
         connection.heard(float(second))
     assert not connection.is_late(HEAD_SECONDS_MAX)
@@ -144,7 +144,7 @@ def test_bytes_that_trickle_in_do_not_put_the_end_off() -> None:
 
 
 def test_who_goes_first() -> None:
-    silent, older, visitor, user = (Connection(None, at, at) for at in (5.0, 1.0, 2.0, 0.0))
+    silent, older, visitor, user = (ServiceConnection(None, at, at) for at in (5.0, 1.0, 2.0, 0.0))
     visitor.request_began()
     user.has_login = True
     assert sorted((visitor, user, silent, older), key=lambda each: each.rank) == [older, silent, visitor, user]

@@ -14,16 +14,16 @@ import pytest
 
 from holdfast.client.protocol.effects import Checkpoint, TransactionEvent
 from holdfast.commit.format.transaction import PointRead, Write
-from holdfast.console.call import Call
+from holdfast.console.call import PageCall
 from holdfast.console.html import text_of
 from holdfast.console.options import ConsoleOptions
 from holdfast.console.pages import PAGES, cluster
 from holdfast.console.pages.jobs import job_of
 from holdfast.console.pages.pipelines import Table, _kept
 from holdfast.console.reading.exposition import Scrape
-from holdfast.console.reading.service import Document, Member, Service
+from holdfast.console.reading.service import Document, Member, WatchedService
 from holdfast.console.reading.watcher import Watcher
-from holdfast.console.security import Session
+from holdfast.console.security import BrowserSession
 from holdfast.wire.log import (
     AgeOfLog,
     CheckpointOfStores,
@@ -187,7 +187,7 @@ def metrics_of(count: int) -> str:
     )
 
 
-class Answers(Service):
+class Answers(WatchedService):
     """A service that answers from ``DOCUMENTS``."""
 
     def __init__(self) -> None:
@@ -321,7 +321,7 @@ async def _cells_of(path: str, query: dict[str, str]) -> list[tuple[str, str, st
             watcher._add(Scrape(metrics_of(5 + at), at * 2.0))
         options = ConsoleOptions((LEADER, STANDBY), "127.0.0.1", 8081, tables=("s3://b/latest",))
         page = next(each for each in PAGES if each.path == path)
-        call = Call(path, query, Session("x", 0.0), cast(Service, service), watcher, options)
+        call = PageCall(path, query, BrowserSession("x", 0.0), cast(WatchedService, service), watcher, options)
         walker = Walker()
         walker.feed(text_of(await page.render(call)))
         return walker.cells

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.client.protocol.effects import Checkpoint, TransactionEvent
 from holdfast.console.reading import backwards
-from holdfast.console.reading.service import Service
+from holdfast.console.reading.service import WatchedService
 from holdfast.errors import Code, HoldfastError
 
 OLD, NEW = (10, 20, 30), (100_000_040, 100_000_050)
@@ -43,12 +43,13 @@ class Stream:
         yield Checkpoint(NEW[-1], "leader")
 
 
-def service() -> Service:
+def service() -> WatchedService:
     async def version(**_: object) -> SimpleNamespace:
         return SimpleNamespace(version=NEW[-1])
 
     return cast(
-        Service, SimpleNamespace(log=SimpleNamespace(subscribe=lambda after, **_: Stream(after), version=version))
+        WatchedService,
+        SimpleNamespace(log=SimpleNamespace(subscribe=lambda after, **_: Stream(after), version=version)),
     )
 
 

@@ -15,17 +15,17 @@ from holdfast.console.html import text_of
 from holdfast.console.pages.keys import EDIT
 from holdfast.console.pages.overview import _health
 from holdfast.console.pages.stores_acts import DEFINE_STORE
-from holdfast.console.reading.service import NEED_ROLE, Document, Service
+from holdfast.console.reading.service import NEED_ROLE, Document, WatchedService
 from holdfast.console.reading.watcher import Watcher
 from holdfast.errors import Code, InvalidRequest, PermissionDenied
 
 ROLES = {NEED_ROLE["admin"]: 3, NEED_ROLE["write"]: 2}
 
 
-def service_of(held: int) -> Service:
+def service_of(held: int) -> WatchedService:
     """A service whose token has a role."""
 
-    class Some(Service):
+    class Some(WatchedService):
         async def read(self, target: str, *, member: str = "") -> Document:
             if held < ROLES[target]:
                 raise PermissionDenied(f"this token lacks the role {ROLES[target]}")
@@ -59,7 +59,7 @@ def test_a_form_says_that_the_token_lacks_the_role_before_it_is_filled(held: int
 
 
 def test_an_overview_without_rights_says_so_and_does_not_wait() -> None:
-    watcher = Watcher(Service(["http://127.0.0.1:1"], None))
+    watcher = Watcher(WatchedService(["http://127.0.0.1:1"], None))
     assert "Looking" in str(_health(watcher))
     watcher.refused = True
     watcher.problem = PermissionDenied("a valid bearer token is needed", code=Code.UNAUTHENTICATED, hint="send a; b")

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from holdfast.console import units
-from holdfast.console.call import Call
+from holdfast.console.call import PageCall
 from holdfast.console.frame import state_of
 from holdfast.console.html import text_of
 from holdfast.console.pages.overview import _as_of, _health, _stuck_stores
@@ -19,7 +19,7 @@ from holdfast.console.pages.runbooks import markdown
 from holdfast.console.parts import address_shown, name_shown, whole_name
 from holdfast.console.reading.alerts import ALERTS, TWO_LEADERS, alerts_of
 from holdfast.console.reading.exposition import Scrape, quantile
-from holdfast.console.reading.service import Member, Service
+from holdfast.console.reading.service import Member, WatchedService
 from holdfast.console.reading.watcher import DURABLES_MAX, MINUTES_MAX, SCRAPES_MAX, Watcher
 from holdfast.console.values import key_link, value_of
 from holdfast.wire.log import Liveness
@@ -29,7 +29,7 @@ HEALTHY = "holdfast_leading 1.0\nholdfast_store_healthy 1.0\n"
 
 
 def watcher_of(*texts: str, step: float = 2.0) -> Watcher:
-    watcher = Watcher(Service(["http://127.0.0.1:1"], None))
+    watcher = Watcher(WatchedService(["http://127.0.0.1:1"], None))
     for number, text in enumerate(texts):
         watcher._add(Scrape(text, number * step))
     return watcher
@@ -132,7 +132,7 @@ def test_what_the_stores_counted_before_they_opened_is_no_rate() -> None:
     assert watcher_of(HEALTHY, *counts).rates(name) == [0.0, 1.0]
 
 
-class Silent(Service):
+class Silent(WatchedService):
     """A service of which each address answers ``alive``, or nothing while it is None."""
 
     def __init__(self) -> None:
@@ -177,7 +177,7 @@ def test_a_page_says_that_the_service_is_silent_while_it_waits(monkeypatch: pyte
         looking = asyncio.create_task(watcher._look())
         await asyncio.sleep(0)
         for now[0] in (1.0, 4.0):
-            said.append(str(state_of(cast(Call, SimpleNamespace(watcher=watcher))) or ""))
+            said.append(str(state_of(cast(PageCall, SimpleNamespace(watcher=watcher))) or ""))
         looking.cancel()
         return said
 

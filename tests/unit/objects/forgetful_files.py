@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import cast
 
-from holdfast.objects.directory.identity import Identity
+from holdfast.objects.directory.identity import Inode
 
 
 class Crash(Exception):
@@ -96,12 +96,12 @@ class ForgetfulFiles:
         self._step()
         return self._handle(self._walk(path.strip("/")))
 
-    def identity(self, directory: int) -> Identity:
-        return Identity(1, id(self._directory(directory)))
+    def identity(self, directory: int) -> Inode:
+        return Inode(1, id(self._directory(directory)))
 
-    def identity_at(self, path: str) -> Identity:
+    def identity_at(self, path: str) -> Inode:
         self._step()
-        return Identity(1, id(self._walk(path.strip("/"))))
+        return Inode(1, id(self._walk(path.strip("/"))))
 
     def create(self, directory: int, name: str) -> int:
         self._step()

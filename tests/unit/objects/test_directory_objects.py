@@ -13,7 +13,7 @@ from tests.unit.objects.forgetful_files import Crash, ForgetfulFiles
 from tests.unit.objects.recording_files import RecordingFiles, failure
 
 from holdfast.objects.directory.files import PosixFiles
-from holdfast.objects.directory.objects import DirectoryObjects, Poisoned, Unfit
+from holdfast.objects.directory.objects import DirectoryObjects, Poisoned, UnfitPlace
 
 KEY = "batches/18446744073709551615"
 NEXT = "batches/18446744073709551614"
@@ -406,7 +406,7 @@ def test_without_hard_links_a_rename_refuses_to_replace(tmp_path: Path) -> None:
 def test_a_file_system_with_neither_is_refused_by_name(tmp_path: Path) -> None:
     files = RecordingFiles(lacking=(*WITHOUT_LINKS, "rename"))
     objects = DirectoryObjects(files, str(tmp_path), "one")
-    with pytest.raises(Unfit, match="neither hard links nor a rename"):
+    with pytest.raises(UnfitPlace, match="neither hard links nor a rename"):
         objects.create(KEY, DATA)
 
 
@@ -418,5 +418,5 @@ class _Replacing(PosixFiles):
 
 
 def test_a_file_system_that_replaces_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Unfit):
+    with pytest.raises(UnfitPlace):
         DirectoryObjects(_Replacing(), str(tmp_path), "one").create(KEY, DATA)

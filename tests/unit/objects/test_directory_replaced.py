@@ -15,7 +15,7 @@ from tests.one_line_mutants import mutated
 from holdfast.errors import Code, CorruptData, InvalidRequest
 from holdfast.objects.directory import objects as module
 from holdfast.objects.directory.files import LOOKS_MAX, PosixFiles, settled
-from holdfast.objects.directory.identity import Identity, Replaced, Unstable, file_system_of
+from holdfast.objects.directory.identity import Inode, Replaced, Unstable, file_system_of
 from holdfast.objects.directory.store import DirectoryStore
 from holdfast.objects.port import Created, Unknown
 
@@ -184,10 +184,10 @@ class Drifting(PosixFiles):
     def __init__(self, looks: int) -> None:
         self.left = looks
 
-    def identity_at(self, path: str) -> Identity:
+    def identity_at(self, path: str) -> Inode:
         found = super().identity_at(path)
         self.left -= 1
-        return Identity(found.device, found.inode + max(0, self.left + 1))
+        return Inode(found.device, found.inode + max(0, self.left + 1))
 
 
 def test_a_file_system_without_lasting_inodes_is_refused_by_name(
@@ -199,7 +199,7 @@ def test_a_file_system_without_lasting_inodes_is_refused_by_name(
     assert identity == PosixFiles().identity_at(str(tmp_path))
     os.close(handle)
     looks = iter(range(1, 1_000))
-    monkeypatch.setattr(PosixFiles, "identity_at", lambda self, path: Identity(0, next(looks)))
+    monkeypatch.setattr(PosixFiles, "identity_at", lambda self, path: Inode(0, next(looks)))
     with pytest.raises(InvalidRequest) as caught:
         DirectoryStore.open(tmp_path)
     assert caught.value.code is Code.STORE_UNFIT
@@ -211,13 +211,13 @@ def test_an_open_directory_whose_inode_changes_is_not_taken_for_a_replaced_one(t
     class Remembering(PosixFiles):
         drift = 0
 
-        def identity(self, directory: int) -> Identity:
+        def identity(self, directory: int) -> Inode:
             found = super().identity(directory)
-            return Identity(found.device, found.inode + self.drift)
+            return Inode(found.device, found.inode + self.drift)
 
-        def identity_at(self, path: str) -> Identity:
+        def identity_at(self, path: str) -> Inode:
             found = super().identity_at(path)
-            return Identity(found.device, found.inode + self.drift)
+            return Inode(found.device, found.inode + self.drift)
 
     files = Remembering()
     objects = module.DirectoryObjects(files, str(tmp_path), "one")

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.errors import Closed, Code, CorruptData, Unavailable
 from holdfast.queue import Queue
-from holdfast.queue.format.commands import Kind, WorkState
+from holdfast.queue.format.commands import CommandKind, WorkState
 from holdfast.queue.log.messages import Message
 from holdfast.queue.work.log import WorkLog
 from holdfast.queue.work.machine import WorkMachine
@@ -192,18 +192,18 @@ def test_an_interrupt_while_nothing_is_done_leaves_the_work_queue_open(
 def test_a_command_for_what_nobody_has_breaks_the_law() -> None:
     machine = WorkMachine(WorkState(5, 0, {}))
     for kind, seq in (
-        (Kind.RETURN, 5),
-        (Kind.RETURN, 4),
-        (Kind.EXTEND, 4),
-        (Kind.DONE, 4),
-        (Kind.BURY, 4),
-        (Kind.TAKE, 4),
+        (CommandKind.RETURN, 5),
+        (CommandKind.RETURN, 4),
+        (CommandKind.EXTEND, 4),
+        (CommandKind.DONE, 4),
+        (CommandKind.BURY, 4),
+        (CommandKind.TAKE, 4),
     ):
         with pytest.raises(CorruptData):
-            machine.apply(kind, 0, [seq, 1] if kind is Kind.BURY else [seq])
+            machine.apply(kind, 0, [seq, 1] if kind is CommandKind.BURY else [seq])
 
 
-def refuse_once(monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
+def refuse_once(monkeypatch: pytest.MonkeyPatch, kind: CommandKind) -> None:
     """The next command of this kind meets a full disk."""
     record = WorkLog.record
 
@@ -228,7 +228,7 @@ def test_a_dead_letter_whose_end_was_refused_is_there_once(
             first, second = work.get(timeout=0), work.get(timeout=0)
             assert first is not None
             assert second is not None
-            refuse_once(monkeypatch, Kind.BURY)
+            refuse_once(monkeypatch, CommandKind.BURY)
             with pytest.raises(Unavailable):
                 work.nack(first)
             if between:

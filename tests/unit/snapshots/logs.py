@@ -146,5 +146,5 @@ class LogWithStores(RandomLog):
         files = [checkpoint.File(name, len(data), sha256(data).hexdigest()) for name, data in contents.items()]
         for file in files:
             self.objects.create(file.key, contents[file.name])
-        made = checkpoint.Manifest(format=1, log_id=self.log_id, version=self.head.last_version, files=files)
+        made = checkpoint.CheckpointManifest(format=1, log_id=self.log_id, version=self.head.last_version, files=files)
         self.objects.create(checkpoint.manifest_key(made.version), encode_sealed(made))

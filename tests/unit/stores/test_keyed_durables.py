@@ -14,7 +14,7 @@ from holdfast.stores.definitions.cluster import Discard, DurableDefinition, Dura
 from holdfast.stores.durables import map as locks
 from holdfast.stores.durables.backlog import Shelf
 from holdfast.stores.durables.keyed import LastValue
-from holdfast.stores.durables.map import Change, Locks, Map
+from holdfast.stores.durables.map import Change, Locks, MapDurable
 from holdfast.stores.values.commands import MapChange
 from holdfast.stores.values.deadlines import Budget
 from holdfast.stores.values.ports import BLOCK_MESSAGES
@@ -52,7 +52,7 @@ class Ground:
         return seq
 
     def change(
-        self, target: Map, at_ms: int, *changes: tuple[str, bytes | None, int | None], **more: int
+        self, target: MapDurable, at_ms: int, *changes: tuple[str, bytes | None, int | None], **more: int
     ) -> list[Change]:
         command = MapChange(at_ms, "s", "m", list(changes), fence=more.get("fence", 0))
         plan = target.plan(command)
@@ -60,8 +60,8 @@ class Ground:
         return target.change(plan, first)
 
 
-def a_map(ground: Ground, **parameters: object) -> Map:
-    return Map(DurableDefinition("m", DurableType.MAP, **parameters), ground.shelf, ground.entries)  # type: ignore[arg-type]
+def a_map(ground: Ground, **parameters: object) -> MapDurable:
+    return MapDurable(DurableDefinition("m", DurableType.MAP, **parameters), ground.shelf, ground.entries)  # type: ignore[arg-type]
 
 
 def last_value(ground: Ground, **parameters: object) -> LastValue:

@@ -10,7 +10,7 @@ from tests.worlds.gathering.shape import ENDS
 from tests.worlds.stores.promises import promise
 
 from holdfast.client.protocol.effects import ALONE, Failed, Item, Reply, Request, Response, Send
-from holdfast.client.protocol.gathering import Effects, Gathering, Kind, SharedRequest
+from holdfast.client.protocol.gathering import Effects, GatheredKind, Gathering, SharedRequest
 
 if TYPE_CHECKING:
     from tests.worlds.gathering.world import World
@@ -21,7 +21,7 @@ __all__ = ["Shell"]
 class Shell:
     """What carries requests."""
 
-    def __init__(self, world: World, kind: Kind) -> None:
+    def __init__(self, world: World, kind: GatheredKind) -> None:
         self._world = world
         self.machine = Gathering(kind, world.route, world.options, has_turns=world.shape.has_turns)
         self._timer_ms = float("inf")

@@ -16,7 +16,7 @@ from tests.worlds.log.agenda import Agenda
 from tests.worlds.stores.promises import promise
 
 from holdfast.client.protocol.effects import Item
-from holdfast.client.protocol.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.endpoint import ClientRoute, parse_endpoint
 from holdfast.client.protocol.gathered_commits import Commits
 from holdfast.client.protocol.gathered_reads import Reads
 from holdfast.client.protocol.options import ClientOptions
@@ -42,7 +42,7 @@ class World(SeededWorld):
             resolve_within_ms=5_000,
             commits_per_request_max=shape.items_max,
         )
-        self.route = Route((parse_endpoint("http://service.example:1"),))
+        self.route = ClientRoute((parse_endpoint("http://service.example:1"),))
         self.session = Session(self.route, self.options)
         self.service = Service(self)
         self.shell = Shell(self, Commits(self.options))

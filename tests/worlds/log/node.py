@@ -22,7 +22,7 @@ from holdfast.commit.format.transaction import Committed, Rejected, Transaction,
 from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.evidence import LeaderAnswer, ProcessPlace, Reply
 from holdfast.commit.leadership.takeover import TakeoverOptions, take_the_lead
-from holdfast.commit.reading.feed import Feed, TransactionEvent
+from holdfast.commit.reading.feed import Feed, FeedTransaction
 from holdfast.commit.service import CommitService, ServiceEnd, ServiceOptions
 from holdfast.commit.stages import events as p
 from holdfast.commit.stages.events import CommitEntry
@@ -416,7 +416,7 @@ class Node:
         self._resolved_shown = upto
         self.world.shown(self, header, transactions)
 
-    def shown_resolved(self, events: Sequence[TransactionEvent]) -> None:
+    def shown_resolved(self, events: Sequence[FeedTransaction]) -> None:
         """Transactions are shown before they are durable."""
         versions = [event.version for event in events]
         self._resolved += versions
@@ -445,7 +445,7 @@ class _WatchedFeed(Feed):
         super().publish_durable(header, logged, size)
         self._node.shown_durable(header, [each for each in logged if isinstance(each, LoggedTransaction)])
 
-    def publish_resolved(self, events: Sequence[TransactionEvent], size: int) -> None:
+    def publish_resolved(self, events: Sequence[FeedTransaction], size: int) -> None:
         """As the feed does."""
         super().publish_resolved(events, size)
         self._node.shown_resolved(events)

@@ -31,7 +31,7 @@ from holdfast.queue.files.cursors import (
 )
 from holdfast.queue.files.meta_files import WritePositionFile, read_write_position
 from holdfast.queue.files.pages import PageDirectory
-from holdfast.queue.format.commands import DeadLetter, Kind
+from holdfast.queue.format.commands import CommandKind, DeadLetter
 from holdfast.queue.format.frame import HEAD, HEAD_BYTES, SEAL, SEAL_BYTES, SEQ_MASK, implied_seq, page_seed
 from holdfast.queue.format.meta import WritePosition
 from holdfast.queue.format.page import PageHeader, encode_header
@@ -475,7 +475,7 @@ def commit_not_written(self: CursorFile, value: bytes) -> None:
 @MUTANTS.breaks("a step is written before it counts", "record", WorkLog, play=run_followers)
 def acknowledged_in_memory(self: WorkLog, command: bytes) -> None:
     """An acknowledgement counts when it is in memory."""
-    if command[0] != Kind.DONE:
+    if command[0] != CommandKind.DONE:
         _record(self, command)
 
 
@@ -486,7 +486,7 @@ def buried_before_its_letter(self: WorkQueue, message: Message, deliveries: int,
     """A message is given up, and then its letter is written."""
     if self._resources.dead is None:
         self._resources.dead = self._core.sibling(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
-    mark = self._do(Kind.BURY, 0, message[0], self._resources.dead.last_seq + 1)
+    mark = self._do(CommandKind.BURY, 0, message[0], self._resources.dead.last_seq + 1)
     letter = DeadLetter(message[0], message[1], message[2], deliveries=deliveries, reason=reason)
     self._resources.dead.append(letter.encode())
     return mark

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right, insort
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Kept, KeyEntry
+from holdfast.stores.values.ports import BLOCK_MESSAGES, BlockCounts, Kept, KeyEntry
 
 if TYPE_CHECKING:
     from array import array
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["MemoryBlocks", "MemoryEntries", "MemoryMessages"]
 
 
-def _copy(block: Block) -> Block:
-    copied = Block.__new__(Block)
-    for name in Block.__slots__:
+def _copy(block: BlockCounts) -> BlockCounts:
+    copied = BlockCounts.__new__(BlockCounts)
+    for name in BlockCounts.__slots__:
         value = getattr(block, name)
         setattr(copied, name, value[:] if name in ("references", "sizes", "published_ms") else value)
     return copied
@@ -33,16 +33,16 @@ class MemoryBlocks:
     """Blocks in a dictionary. ``strict`` copies at both ends, so a change that was not put is lost."""
 
     def __init__(self, *, strict: bool = False) -> None:
-        self.blocks: dict[tuple[str, int], Block] = {}
+        self.blocks: dict[tuple[str, int], BlockCounts] = {}
         self.newest: dict[str, int] = {}
         self.strict = strict
 
-    def get(self, store: str, number: int) -> Block | None:
+    def get(self, store: str, number: int) -> BlockCounts | None:
         """See ``ports.Blocks``."""
         block = self.blocks.get((store, number))
         return _copy(block) if self.strict and block is not None else block
 
-    def put(self, store: str, block: Block) -> None:
+    def put(self, store: str, block: BlockCounts) -> None:
         """See ``ports.Blocks``. An empty block is forgotten as soon as there is a newer one."""
         number, newest = block.number, self.newest.get(store, -1)
         if number < newest and not block.live:

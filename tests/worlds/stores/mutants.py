@@ -24,7 +24,7 @@ from holdfast.stores.durables.expiry import without_expired
 from holdfast.stores.durables.key_ordered import KeyOrdered
 from holdfast.stores.durables.keyed import KeyedMessages, KeyedResidue, KeyedResidueState, KeyedState
 from holdfast.stores.durables.leases import Holder, HolderState, Leases, RedeliveryQueue
-from holdfast.stores.durables.map import KeyLock, Locks, LocksState, Map, MapPlan
+from holdfast.stores.durables.map import KeyLock, Locks, LocksState, MapDurable, MapPlan
 from holdfast.stores.durables.pending import ConsumptionState, PendingMessages
 from holdfast.stores.machine import map_commands, redefine
 from holdfast.stores.machine.state import State
@@ -133,7 +133,7 @@ _give_back = Consumption._give_back
 _die = Consumption._die
 _lapse = Consumption._lapse
 _duplicates = Publishers.duplicates
-_plan = Map.plan
+_plan = MapDurable.plan
 _release = ReferenceCounts.release
 _mark_timed = ReferenceCounts.mark_timed
 _next_deadline_ms = Consumption.next_deadline_ms
@@ -270,8 +270,8 @@ def publishers_forgotten(self: Publishers) -> tuple[list[PublisherState], list[s
     return [], []
 
 
-@MUTANTS.breaks("maps are linear", "plan", Map, focus=CALM)
-def no_conditions(self: Map, command: MapChange) -> MapPlan:
+@MUTANTS.breaks("maps are linear", "plan", MapDurable, focus=CALM)
+def no_conditions(self: MapDurable, command: MapChange) -> MapPlan:
     """A key is set whatever its revision."""
     changes = [(key, body, None) for key, body, _ in command.changes]
     return _plan(self, msgspec.structs.replace(command, changes=changes))

@@ -324,7 +324,7 @@ class ClusterModel:
         for key, effect in now.items():
             promise(key in before or key in announced, "every dead letter is announced", unannounced=effect)
 
-    def _with(self, parts: Iterable[commands.Part]) -> ClusterDefinition:
+    def _with(self, parts: Iterable[commands.DefinitionPart]) -> ClusterDefinition:
         """The definition with these parts, by way of its whole document."""
         document = self.definition.document()
         for part in parts:

@@ -25,7 +25,7 @@ from holdfast.client.protocol.stores.buffer import Inbox
 from holdfast.client.protocol.stores.subscriber import SubscriberMachine
 from holdfast.server.stores.deliveries import STOPPING, Deliveries
 from holdfast.server.stores.socket import SubscribeSocket
-from holdfast.server.stores.subscribers import Subscriber
+from holdfast.server.stores.subscribers import ServedSubscriber
 from holdfast.stores.durables import consumption
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def withdrawn_credit_is_forgotten(*_: object) -> None:
     """The client does not count the credit that comes back with a withdrawal."""
 
 
-@MUTANTS.breaks(DONE, "regain", Subscriber, focus=SLOW)
+@MUTANTS.breaks(DONE, "regain", ServedSubscriber, focus=SLOW)
 def withdrawn_room_is_lost(*_: object) -> None:
     """The service does not give the credit of a withdrawal back."""
 
@@ -136,7 +136,7 @@ _leave = Deliveries.leave
 
 
 @MUTANTS.breaks(WORK_STAYS, "leave", Deliveries, focus={**BUSY, "stops": 6})
-def a_stop_gives_back(self: Deliveries, subscriber: Subscriber, cause: str) -> None:
+def a_stop_gives_back(self: Deliveries, subscriber: ServedSubscriber, cause: str) -> None:
     """A service that stops gives to others what applications work on."""
     if cause == STOPPING:
         self._detach(subscriber, cause)

@@ -10,11 +10,11 @@ from tests.worlds.workers.line import Line
 from tests.worlds.workers.shape import STORE, WORK
 
 from holdfast.client.protocol.effects import Wait
-from holdfast.client.protocol.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.endpoint import ClientRoute, parse_endpoint
 from holdfast.client.protocol.options import SubscriberOptions, busy_wait_ms
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.messages import decode_frame, subscribe_target
-from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine, Talk
+from holdfast.client.protocol.stores.subscriber import Connect, SubscriberMachine, SubscriptionEnded, Talk
 from holdfast.client.protocol.stores.web_socket import WebSocket
 from holdfast.errors import Closed, HoldfastError
 from holdfast.wire.stores import MessagesFrame, WithdrawnFrame
@@ -92,7 +92,7 @@ class Worker:
         target = subscribe_target(
             STORE, WORK, name, prefetch=options.prefetch, wait_ms=busy_wait_ms(options), session=self.session
         )
-        self.machine = SubscriberMachine(Session(Route((parse_endpoint("http://service:1"),))), target, options)
+        self.machine = SubscriberMachine(Session(ClientRoute((parse_endpoint("http://service:1"),))), target, options)
         world.agenda.after(0.0, self, self.pump)
 
     # ---- the driver -------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Worker:
                         self._hang_up()
                         wait_ms = self.world.random.uniform(step.at_least_ms, step.at_most_ms)
                         agenda.after(wait_ms, self, self._waited, step)
-                case Ended(outgoing=outgoing):
+                case SubscriptionEnded(outgoing=outgoing):
                     self._say(outgoing, probes=False)
                     self._hang_up()
                     self.has_ended = True

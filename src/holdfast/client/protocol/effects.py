@@ -185,7 +185,7 @@ class Receive(msgspec.Struct, frozen=True):
     timeout_ms: float
 
 
-class Deliver(msgspec.Struct, frozen=True):
+class DeliverEvents(msgspec.Struct, frozen=True):
     """Hand these events to the caller; the reply, ``Woken``, comes when the caller asks for more."""
 
     events: tuple[Event, ...]
@@ -197,7 +197,7 @@ class DeliverRows(msgspec.Struct, frozen=True):
     rows: tuple[Found, ...]
 
 
-Effect = Send | Share | Learn | Wait | Decide | AwaitVersion | Open | Receive | Deliver | DeliverRows
+Effect = Send | Share | Learn | Wait | Decide | AwaitVersion | Open | Receive | DeliverEvents | DeliverRows
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -246,7 +246,7 @@ class Alone:
 ALONE: Final = Alone()
 
 
-class Refused(msgspec.Struct, frozen=True):
+class ItemRefused(msgspec.Struct, frozen=True):
     """A service's answer to an item that is not its result. ``ends``: nothing after it in its request was taken."""
 
     reply: Response | Failed
@@ -261,7 +261,7 @@ class Unreadable(msgspec.Struct, frozen=True):
     is_too_large: bool = False
 
 
-Answer = CommitReceipt | NotCommitted | KeyRead | Response | Failed | Refused | Unreadable | Alone
+Answer = CommitReceipt | NotCommitted | KeyRead | Response | Failed | ItemRefused | Unreadable | Alone
 """What a reader of answers finds, or settles an item."""
 
 

@@ -183,7 +183,7 @@ def _advice(named: Endpoint) -> str:
     )
 
 
-class Route:
+class ClientRoute:
     """The configured endpoints in turn, and the leader that one of them named. Every operation of a client shares it.
     Threads may share it: each method changes what others read in one assignment."""
 
@@ -253,7 +253,7 @@ class Route:
 class UnusableEndpoints:
     """Endpoints that one operation found unusable until a configuration is changed."""
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: ClientRoute) -> None:
         self._route = route
         self._problems: dict[Endpoint, HoldfastError] = {}
 
@@ -284,6 +284,6 @@ def addresses_of(url: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(_BETWEEN.split(url.strip())) if isinstance(url, str) else tuple(url)
 
 
-def routes_of(url: str | Sequence[str], trusts: Callable[[Endpoint], bool] = nowhere) -> Route:
+def routes_of(url: str | Sequence[str], trusts: Callable[[Endpoint], bool] = nowhere) -> ClientRoute:
     """The endpoints of a client's configuration. Raises: InvalidRequest."""
-    return Route(tuple(map(parse_endpoint, addresses_of(url))), trusts)
+    return ClientRoute(tuple(map(parse_endpoint, addresses_of(url))), trusts)

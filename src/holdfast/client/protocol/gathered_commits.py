@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.client.protocol.effects import Answer, Failed, Item, Refused, Request, Response, Unreadable
+from holdfast.client.protocol.effects import Answer, Failed, Item, ItemRefused, Request, Response, Unreadable
 from holdfast.client.protocol.messages import (
     COMMIT_HEADERS,
     COMMITS_HEADERS,
@@ -89,9 +89,9 @@ def _refusal(line: bytes, now_ms: float) -> Answer:
         return UNREADABLE
     status = status_of_item(result.error)
     if result.ends is True and leaves_open(result.error, status):
-        return Refused(Failed(now_ms, False, result.error.code), result.index, ends=True)  # it was not submitted
+        return ItemRefused(Failed(now_ms, False, result.error.code), result.index, ends=True)  # it was not submitted
     body = _JSON.encode(ErrorResponse(result.error))
-    return Refused(Response(now_ms, status, {}, body), result.index, ends=result.ends is True)
+    return ItemRefused(Response(now_ms, status, {}, body), result.index, ends=result.ends is True)
 
 
 class Commits:

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.client.protocol.effects import Answer, Item, KeyRead, Refused, Request, Response, Unreadable
+from holdfast.client.protocol.effects import Answer, Item, ItemRefused, KeyRead, Request, Response, Unreadable
 from holdfast.client.protocol.messages import JSON_TYPE, key_request, status_of_item
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.values import LogPosition
@@ -87,7 +87,7 @@ def _refusal(result: ReadResult, index: int, now_ms: float) -> Answer:
     if result.error is None or result.index != index:
         return UNREADABLE
     body = _JSON.encode(ErrorResponse(result.error))
-    return Refused(Response(now_ms, status_of_item(result.error), {}, body), index)
+    return ItemRefused(Response(now_ms, status_of_item(result.error), {}, body), index)
 
 
 class Reads:

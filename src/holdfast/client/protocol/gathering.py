@@ -34,8 +34,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-from holdfast.client.protocol.effects import ALONE, Answer, Failed, Item, Refused, Request, Response, Unreadable
-from holdfast.client.protocol.endpoint import Endpoint, Route
+from holdfast.client.protocol.effects import ALONE, Answer, Failed, Item, ItemRefused, Request, Response, Unreadable
+from holdfast.client.protocol.endpoint import ClientRoute, Endpoint
 from holdfast.client.protocol.messages import service_error
 from holdfast.client.protocol.options import ClientOptions
 
@@ -68,7 +68,7 @@ class AnswerReader(Protocol):
         ...
 
 
-class Kind(Protocol):
+class GatheredKind(Protocol):
     """What is gathered. ``bytes_max``: of the items of one request. ``is_harmless``: an item may be sent again."""
 
     bytes_max: int
@@ -132,7 +132,7 @@ class Gathering:
     ``due_ms``: call ``look`` then, at the latest; it changes with every call.
     """
 
-    def __init__(self, kind: Kind, route: Route, options: ClientOptions, *, has_turns: bool) -> None:
+    def __init__(self, kind: GatheredKind, route: ClientRoute, options: ClientOptions, *, has_turns: bool) -> None:
         self._kind = kind
         self._route = route
         self._options = options
@@ -352,7 +352,7 @@ class Gathering:
                     self._leave_open(shared, ALONE, settled)
                     return msgspec.structs.replace(self._then(now_ms, settled), broken=shared)
                 return self._break(shared, answer, now_ms, settled)
-            if own == len(items) or not isinstance(answer, Refused) or answer.index != shared.answered:
+            if own == len(items) or not isinstance(answer, ItemRefused) or answer.index != shared.answered:
                 return self._break(shared, Unreadable(WRONG_ANSWER), now_ms, settled)
             self._settle((items[own],), (answer.reply,), settled)
             shared.answered += 1

@@ -26,7 +26,7 @@ from typing import Final, Protocol
 import msgspec
 
 from holdfast.client.protocol.effects import Failed, Request, Response
-from holdfast.client.protocol.endpoint import Endpoint, Route
+from holdfast.client.protocol.endpoint import ClientRoute, Endpoint
 from holdfast.wire.formats import UNDECODABLE
 
 LOOK_AFTER_MS: Final = 500.0
@@ -89,7 +89,7 @@ class Lookout:
     """Its driver calls ``look`` with the endpoints at which a wait is ``overdue``, asks those that it returns, passes
     each answer to ``answered``, and ends the waits of all ``parts`` at those that this returns. Not thread-safe."""
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: ClientRoute) -> None:
         self._route = route
         self.parts: dict[Waiting, None] = {}
         self._seen: dict[Endpoint, _Seen] = {}

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Final
 
 from holdfast.client.protocol.effects import Failed, Procedure, Response, Wait, Woken
-from holdfast.client.protocol.endpoint import Endpoint, Route, UnusableEndpoints
+from holdfast.client.protocol.endpoint import ClientRoute, Endpoint, UnusableEndpoints
 from holdfast.client.protocol.messages import COORDINATION_CODES, Place, error_of, position_of, retry_after_ms
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.errors import Code, HoldfastError, Unavailable
@@ -32,7 +32,7 @@ class Session:
     A number without a log belongs to the log of ``newest``. Threads may share it: each update is one assignment.
     """
 
-    route: Route
+    route: ClientRoute
     options: ClientOptions = field(default_factory=ClientOptions)
     newest: LogPosition | None = None
     id_tag: str = ""

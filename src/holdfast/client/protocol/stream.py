@@ -29,7 +29,7 @@ from msgspec import UNSET
 from holdfast.client.protocol.effects import (
     Checkpoint,
     Chunk,
-    Deliver,
+    DeliverEvents,
     DeliverRows,
     Event,
     Failed,
@@ -434,10 +434,10 @@ def _read(session: Session, continuity: Continuity) -> Procedure[tuple[bool, Fai
                     events.append(event)
         except HoldfastError:
             if events:  # events proved before the damage are delivered before the error
-                yield Deliver(tuple(events))
+                yield DeliverEvents(tuple(events))
             raise
         if events:
-            yield Deliver(tuple(events))
+            yield DeliverEvents(tuple(events))
         if ended:
             return True, Failed(reply.now_ms, False, ended)
 

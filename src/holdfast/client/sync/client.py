@@ -17,7 +17,7 @@ from holdfast.client.protocol import log_operations
 from holdfast.client.protocol.effects import (
     AwaitVersion,
     Decide,
-    Deliver,
+    DeliverEvents,
     DeliverRows,
     Effect,
     Event,
@@ -511,7 +511,7 @@ class _StreamCarrier:
                 return self.stream.receive(timeout_ms)
             case Wait():
                 return self._client.sleep(effect)
-            case Deliver():
+            case DeliverEvents():
                 return Woken(now_ms())
             case _:
                 raise AssertionError("a stream only opens, receives, delivers and waits")
@@ -596,7 +596,7 @@ class Subscription(Closing):
                 if self._closed.is_set():  # its result is of no interest, least of all an error
                     return True
                 self._effect = self._procedure.send(reply)
-            if isinstance(self._effect, Deliver):  # the procedure continues when the caller has taken these
+            if isinstance(self._effect, DeliverEvents):  # the procedure continues when the caller has taken these
                 self._client.session.route.succeeded()
                 self._delivery.offer(self._effect.events)
         except StopIteration:

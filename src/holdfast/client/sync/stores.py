@@ -51,7 +51,7 @@ from holdfast.wire.stores import (
     Lock,
     LockedResponse,
     Page,
-    Purged,
+    PurgedAnswer,
     RedeliveredResponse,
 )
 
@@ -265,9 +265,9 @@ class StoreClient(Closing):
         """
         return self._change("POST", f"/v1/cluster/{name}", parameters, repeatable=False)
 
-    def purge(self, store: str, durable: str) -> Purged:
+    def purge(self, store: str, durable: str) -> PurgedAnswer:
         """Delete every message of a durable."""
-        return decode(self._ask("POST", f"{durable_path(store, durable)}/purge", {}), Purged)
+        return decode(self._ask("POST", f"{durable_path(store, durable)}/purge", {}), PurgedAnswer)
 
     def rewind(self, store: str, durable: str, *, seq: int | None = None, time_ms: int | None = None) -> None:
         """Deliver retained messages again: from a number, from a time (since 1970), or everything kept."""

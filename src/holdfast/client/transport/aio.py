@@ -17,7 +17,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, C
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from holdfast.client.protocol.effects import IN_TURN_MAX, Chunk, Failed, Open, Response, Send
-from holdfast.client.protocol.endpoint import Endpoint, Route
+from holdfast.client.protocol.endpoint import ClientRoute, Endpoint
 from holdfast.client.protocol.http1 import (
     BadResponse,
     KnownHead,
@@ -594,7 +594,7 @@ class LookoutTask:
     """Carries out what the ``Lookout`` of one client wants. It rests while the client waits for nothing; ``begin``
     wakes it."""
 
-    def __init__(self, route: Route, options: ClientOptions, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, route: ClientRoute, options: ClientOptions, tls: ssl.SSLContext | None) -> None:
         self._lookout = Lookout(route)
         self.add, self.remove = self._lookout.add, self._lookout.remove
         self._pool = Pool(options, None, tls)  # of its own: the client's may be full of requests that wait

@@ -12,8 +12,8 @@ from contextlib import suppress
 from functools import partial
 
 from holdfast.client.protocol.effects import ALONE, Failed, Item, Response, Send
-from holdfast.client.protocol.endpoint import Route
-from holdfast.client.protocol.gathering import NOTHING, Effects, Gathering, Kind, SharedRequest
+from holdfast.client.protocol.endpoint import ClientRoute
+from holdfast.client.protocol.gathering import NOTHING, Effects, GatheredKind, Gathering, SharedRequest
 from holdfast.client.protocol.http1 import ResponseReader, problem_with, reason_of
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.transport.aio import Connection, Pool
@@ -27,7 +27,9 @@ ENDED = "the client ended it"
 class Gatherer:
     """What the tasks of one client offer, and the requests that carry it."""
 
-    def __init__(self, pool: Pool, route: Route, options: ClientOptions, soundness: Soundness, kind: Kind) -> None:
+    def __init__(
+        self, pool: Pool, route: ClientRoute, options: ClientOptions, soundness: Soundness, kind: GatheredKind
+    ) -> None:
         self.pool = pool
         self.options = options
         self.machine = Gathering(kind, route, options, has_turns=True)

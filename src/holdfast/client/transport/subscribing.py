@@ -18,7 +18,7 @@ from holdfast.client.protocol.endpoint import Endpoint
 from holdfast.client.protocol.http1 import problem_with, reason_of
 from holdfast.client.protocol.lookout import ANOTHER_LEADS
 from holdfast.client.protocol.options import SubscriberOptions
-from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine, Talk
+from holdfast.client.protocol.stores.subscriber import Connect, SubscriberMachine, SubscriptionEnded, Talk
 from holdfast.client.protocol.stores.web_socket import WebSocket
 from holdfast.client.transport.aio import ClosingConnections, Incoming, connected
 from holdfast.client.transport.clock import draw_wait_ms, now_ms
@@ -162,7 +162,7 @@ class SubscriberSteps(ABC):
                 self._pause = step
                 self._hang_up()
                 self._at(now + draw_wait_ms(step), self._waited)
-            case Ended(outgoing=outgoing):
+            case SubscriptionEnded(outgoing=outgoing):
                 self._say(outgoing, probes=False)
                 self._stop()
         self._notify_of_news()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final, Protocol
 
 from holdfast.client.protocol.effects import IN_TURN_MAX, Chunk, Failed, Open, Response, Send
-from holdfast.client.protocol.endpoint import Endpoint, Route
+from holdfast.client.protocol.endpoint import ClientRoute, Endpoint
 from holdfast.client.protocol.http1 import (
     BadResponse,
     KnownHead,
@@ -481,7 +481,7 @@ class LookoutTask:
     """Carries out what the ``Lookout`` of one client wants. It rests while the client waits for nothing; ``begin``
     wakes it. The thread of ``Ticks`` looks, and each sign of life is asked for in a thread of its own."""
 
-    def __init__(self, route: Route, options: ClientOptions, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, route: ClientRoute, options: ClientOptions, tls: ssl.SSLContext | None) -> None:
         self._lookout = Lookout(route)
         self.add, self.remove = self._lookout.add, self._lookout.remove
         self._lock = threading.Lock()

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
 from holdfast.client.protocol.effects import ALONE, Failed, Item, Request, Response, Send
-from holdfast.client.protocol.endpoint import Endpoint, Route
-from holdfast.client.protocol.gathering import NO_ANSWER, NOTHING, Effects, Gathering, Kind, SharedRequest
+from holdfast.client.protocol.endpoint import ClientRoute, Endpoint
+from holdfast.client.protocol.gathering import NO_ANSWER, NOTHING, Effects, GatheredKind, Gathering, SharedRequest
 from holdfast.client.protocol.http1 import BadResponse, ResponseReader, problem_with, reason_of
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.transport.clock import now_ms
@@ -96,7 +96,9 @@ def step(
 class Gatherer:
     """What the threads of one client offer, and the requests that carry it."""
 
-    def __init__(self, pool: Pool, route: Route, options: ClientOptions, soundness: Soundness, kind: Kind) -> None:
+    def __init__(
+        self, pool: Pool, route: ClientRoute, options: ClientOptions, soundness: Soundness, kind: GatheredKind
+    ) -> None:
         self._soundness = soundness
         soundness.tell(self.break_off)
         self._pool = pool

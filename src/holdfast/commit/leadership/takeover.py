@@ -226,9 +226,9 @@ class Driver:
                     async with asyncio.timeout(REQUEST_S_MAX):
                         return await self._ask_store(effect)
                 except TimeoutError:
-                    return t.Failed(clock(), Unavailable("the object store did not answer in time"))
+                    return t.NoAnswer(clock(), Unavailable("the object store did not answer in time"))
                 except HoldfastError as error:
-                    return t.Failed(clock(), error)
+                    return t.NoAnswer(clock(), error)
 
     async def _ask_store(self, effect: t.ListPage | t.ReadHeaders | t.Look | t.ReadHeader) -> t.Event:
         store, clock = self._store, self._clock

@@ -189,7 +189,7 @@ class ClaimAnswered(_Timed, frozen=True):
     answer: CreateAnswer
 
 
-class Failed(_Timed, frozen=True):
+class NoAnswer(_Timed, frozen=True):
     """A request to the store had no usable answer."""
 
     error: HoldfastError
@@ -200,5 +200,5 @@ class TakeoverWoken(_Timed, frozen=True):
 
 
 Event = (
-    Probed | PageListed | HeadersRead | Looked | HeaderRead | LeaderAnswered | ClaimAnswered | Failed | TakeoverWoken
+    Probed | PageListed | HeadersRead | Looked | HeaderRead | LeaderAnswered | ClaimAnswered | NoAnswer | TakeoverWoken
 )

@@ -67,7 +67,7 @@ from holdfast.commit.leadership.takeover_events import (
     Effect,
     Event,
     Fail,
-    Failed,
+    NoAnswer,
     HeaderRead,
     HeadersRead,
     LeaderAnswered,
@@ -152,10 +152,10 @@ class TakeoverRules:
 
 
 _ANSWERS: Final[Mapping[type[Effect], tuple[type[Event], ...]]] = {
-    ListPage: (PageListed, Failed),
-    ReadHeaders: (HeadersRead, Failed),
-    Look: (Looked, Failed),
-    ReadHeader: (HeaderRead, Failed),
+    ListPage: (PageListed, NoAnswer),
+    ReadHeaders: (HeadersRead, NoAnswer),
+    Look: (Looked, NoAnswer),
+    ReadHeader: (HeaderRead, NoAnswer),
     AskLeader: (LeaderAnswered,),
     SendClaim: (ClaimAnswered,),
     TakeoverWait: (TakeoverWoken,),
@@ -249,11 +249,11 @@ class TakeoverMachine:
             state = yield from state()
         return state
 
-    def _send(self, request: Request, kind: type[A], *effects: Effect) -> Flow[A | Failed]:
+    def _send(self, request: Request, kind: type[A], *effects: Effect) -> Flow[A | NoAnswer]:
         """Send a request once, after other effects."""
         self._sent_ms = self._now.boot_ms
         event = yield [*effects, request]
-        assert isinstance(event, (kind, Failed)), "an answer fits its request"
+        assert isinstance(event, (kind, NoAnswer)), "an answer fits its request"
         return event
 
     def _request(self, request: Request, kind: type[A], *effects: Effect) -> Flow[A]:
@@ -261,7 +261,7 @@ class TakeoverMachine:
         self._begin_tries()
         while True:
             answer = yield from self._send(request, kind, *effects)
-            if not isinstance(answer, Failed):
+            if not isinstance(answer, NoAnswer):
                 return answer
             yield from self._wait_after(answer.error)
             effects = ()
@@ -344,7 +344,7 @@ class TakeoverMachine:
         while True:
             end = yield from self._read_end(*effects)
             match end:
-                case Failed(error=error):
+                case NoAnswer(error=error):
                     yield from self._wait_after(error)
                 case CorruptData():
                     self._damaged(end)
@@ -354,10 +354,10 @@ class TakeoverMachine:
                     return
             effects = ()
 
-    def _read_end(self, *effects: Effect) -> Flow[Frontier | CorruptData | Failed]:
+    def _read_end(self, *effects: Effect) -> Flow[Frontier | CorruptData | NoAnswer]:
         """One listing, and the headers that decide where the log ends."""
         listed = yield from self._send(ListPage(SPAN_MAX), PageListed, *effects)
-        if isinstance(listed, Failed):
+        if isinstance(listed, NoAnswer):
             return listed
         page = read_page(listed.rows)
         self._see(Shown(page.slots[0] if page.slots else None, self._shown.sign))
@@ -366,7 +366,7 @@ class TakeoverMachine:
         while True:
             self._waits += 1
             answer = yield from self._send(ReadHeaders(needs), HeadersRead)
-            if isinstance(answer, Failed):
+            if isinstance(answer, NoAnswer):
                 return answer
             objects.update(answer.objects)
             self._copied, self._suspension = answer.records.copied(), answer.suspension
@@ -705,7 +705,7 @@ class TakeoverMachine:
                     return decode_header(data, slot=claim.slot).nonce == claim.nonce
                 except HoldfastError:
                     return False
-            case Failed(error=Unavailable() as error):
+            case NoAnswer(error=Unavailable() as error):
                 return str(error)
             case _:
                 return False
@@ -727,7 +727,7 @@ class TakeoverMachine:
         for _ in range(SPAN_MAX):
             slot = next_slot(head)
             answer = yield from self._send(ReadHeader(slot), HeaderRead)
-            while isinstance(answer, Failed):
+            while isinstance(answer, NoAnswer):
                 yield from self._wait_after(answer.error)
                 answer = yield from self._send(ReadHeader(slot), HeaderRead)
             step = walk_on(head, None if answer.data is None else decode_header(answer.data, slot=slot))

@@ -18,7 +18,7 @@ from holdfast.commit.format.transaction import JobChange, Operation
 from holdfast.values import Version
 
 
-class TransactionEvent(Struct, frozen=True, gc=False):
+class FeedTransaction(Struct, frozen=True, gc=False):
     """One committed transaction as subscribers see it. ``prev_version`` is that of the transaction before it."""
 
     version: int
@@ -43,7 +43,7 @@ class StoresEvent(Struct, frozen=True, gc=False):
     records: list[tuple[str, bytes]]
 
 
-class Checkpoint(Struct, frozen=True, gc=False):
+class FeedCheckpoint(Struct, frozen=True, gc=False):
     """Everything at or below ``committed_version`` is durable."""
 
     committed_version: int
@@ -57,7 +57,7 @@ class LeaderChange(Struct, frozen=True, gc=False):
     leader_id: str
 
 
-Event = TransactionEvent | StoresEvent | Checkpoint | LeaderChange
+Event = FeedTransaction | StoresEvent | FeedCheckpoint | LeaderChange
 
 
 class EventBatch:
@@ -99,7 +99,7 @@ class EventBatch:
         """The versions and operations of its transactions, in order, without making events of them."""
         if self._events is None:
             return [(each.version, each.operations) for each in self._logged if type(each) is LoggedTransaction]
-        return [(each.version, each.operations) for each in self._events if type(each) is TransactionEvent]
+        return [(each.version, each.operations) for each in self._events if type(each) is FeedTransaction]
 
     @classmethod
     def of(cls, header: Header, logged: Sequence[Logged], size: int) -> EventBatch:
@@ -117,9 +117,9 @@ def _events_of(header: Header, logged: Sequence[Logged]) -> list[Event]:
             events.append(StoresEvent(each.version, leader_id, header.time_ms, each.records))
             continue
         shared = each.request_id, leader_id, header.time_ms, each.operations, True, each.record, each.jobs
-        events.append(TransactionEvent(each.version, prev, *shared))
+        events.append(FeedTransaction(each.version, prev, *shared))
         prev = Version(each.version)
-    events.append(Checkpoint(header.last_version, leader_id))
+    events.append(FeedCheckpoint(header.last_version, leader_id))
     return events
 
 
@@ -224,7 +224,7 @@ class Feed:
         self.resolved = Channel(claim.last_version, bytes_max=bytes_max)
         self.subscribers = 0
         self.resolved_subscribers = 0
-        checkpoint = Checkpoint(claim.last_version, self.leader_id)
+        checkpoint = FeedCheckpoint(claim.last_version, self.leader_id)
         self.durable.publish(EventBatch(claim.last_version, 64, self.log_id, (checkpoint,)))
 
     def publish_durable(self, header: Header, logged: Sequence[Logged], size: int) -> None:
@@ -232,11 +232,11 @@ class Feed:
         self.durable.publish(EventBatch.of(header, logged, size))
         if self.resolved_subscribers:
             # A checkpoint is about older versions, but comes after all transactions published before it.
-            checkpoint = Checkpoint(header.last_version, self.leader_id)
+            checkpoint = FeedCheckpoint(header.last_version, self.leader_id)
             last_version = max(header.last_version, self.resolved.last_version)
             self.resolved.publish(EventBatch(last_version, 64, self.log_id, (checkpoint,)))
 
-    def publish_resolved(self, events: Sequence[TransactionEvent], size: int) -> None:
+    def publish_resolved(self, events: Sequence[FeedTransaction], size: int) -> None:
         """Transactions were accepted; they are not durable yet."""
         self.resolved.publish(EventBatch(events[-1].version, size, self.log_id, events))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.console.call import Action, Page
+from holdfast.console.call import Action, Screen
 from holdfast.console.pages import (
     cluster,
     configuration,
@@ -21,7 +21,7 @@ from holdfast.console.pages import (
     stores_acts,
 )
 
-PAGES: Final[tuple[Page, ...]] = (
+PAGES: Final[tuple[Screen, ...]] = (
     *overview.PAGES, *log.PAGES, *keys.PAGES, *stores.PAGES, *messages.PAGES, *maps.PAGES, *retention.PAGES,
     *cluster.PAGES, *pipelines.PAGES, *configuration.PAGES, *runbooks.PAGES,
 )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from holdfast.console import units
-from holdfast.console.call import Action, Call, Done, Form, Input, Page, link
+from holdfast.console.call import Action, ActionDone, Form, Input, PageCall, Screen, link
 from holdfast.console.html import Content, Html, element
 from holdfast.console.parts import (
     Column,
@@ -76,7 +76,7 @@ class Seen:
         return self.value("holdfast_durable_version" if self.member.leads else "holdfast_followed_version")
 
 
-async def _seen(call: Call, member: Member) -> Seen:
+async def _seen(call: PageCall, member: Member) -> Seen:
     if member.problem is not None:
         return Seen(member, problem=member.problem.statement())
     try:
@@ -89,7 +89,7 @@ def _state(row: Seen) -> Content:
     return [badge(*row.state), element("small", f" {row.problem}") if row.problem else None]
 
 
-async def lag_of_others(call: Call) -> int | None:
+async def lag_of_others(call: PageCall) -> int | None:
     """How many transactions the slowest process lacks that answers and does not lead; None where that is not known."""
     members = [member for member in call.watcher.members if member.alive is not None]
     rows = await asyncio.gather(*(_seen(call, member) for member in members))
@@ -101,7 +101,7 @@ async def lag_of_others(call: Call) -> int | None:
     return max(late, default=None)
 
 
-async def _begins(call: Call) -> tuple[int, ...] | None:
+async def _begins(call: PageCall) -> tuple[int, ...] | None:
     """As ``begins_of``; None while no process leads that could say it."""
     try:
         return await begins_of(call)
@@ -109,7 +109,7 @@ async def _begins(call: Call) -> tuple[int, ...] | None:
         return None
 
 
-async def _mirrors(call: Call) -> Content:
+async def _mirrors(call: PageCall) -> Content:
     """The mirrors that hold the log, by what each lacks of it."""
     answer = await call.service.log.retention()
     newest, begins = (await call.service.log.version(local=True)).version, await begins_of(call)
@@ -129,7 +129,7 @@ async def _mirrors(call: Call) -> Content:
     return table(call, "mirrors", columns, rows, caption="Mirrors that hold the log", empty=empty)
 
 
-async def _members(call: Call) -> Content:
+async def _members(call: PageCall) -> Content:
     members = await asyncio.gather(*(_seen(call, member) for member in await call.service.members()))
     newest, begins = max((row.version for row in members), default=0.0), await _begins(call)
 
@@ -165,7 +165,7 @@ async def _members(call: Call) -> Content:
     return table(call, "members", columns, members, caption="Processes", empty="No address.")
 
 
-async def _cluster(call: Call) -> Content:
+async def _cluster(call: PageCall) -> Content:
     note = "The console asks the addresses of --service; give it once for each standby. The version numbers that a "
     note += "change of leader leaves unused are not counted as missing."
     noted, acts = element("p", note, class_="note"), [action(call, STEP_DOWN, "Step down", "danger")]
@@ -177,12 +177,12 @@ async def _cluster(call: Call) -> Content:
     ]
 
 
-async def _leaderships(call: Call) -> tuple[LeadershipPeriod, ...]:
+async def _leaderships(call: PageCall) -> tuple[LeadershipPeriod, ...]:
     answer = await call.service.read(f"/v1/log/leaderships?limit={LEADERSHIPS_MAX}")
     return msgspec.convert(answer, Leaderships).leaderships
 
 
-async def begins_of(call: Call) -> tuple[int, ...]:
+async def begins_of(call: PageCall) -> tuple[int, ...]:
     """The versions with which the newest leaderships begin. Raises: as the service does."""
     return tuple(each.version for each in await _leaderships(call))
 
@@ -199,7 +199,7 @@ def missing(newest: float, version: float, begins: Sequence[int]) -> int:
     return max(0, int(newest - version) - crossed * VERSION_JUMP)
 
 
-async def leaders(call: Call) -> Content:
+async def leaders(call: PageCall) -> Content:
     """The leaderships of the log, newest first: a time line and a table. Raises: as the service does."""
     rows = await _leaderships(call)
 
@@ -244,7 +244,7 @@ def has_standby(members: Sequence[Member]) -> bool:
     return any(member.alive is not None and not member.leads for member in members)
 
 
-async def _step_down_form(call: Call) -> Form:
+async def _step_down_form(call: PageCall) -> Form:
     leading = call.watcher.leading
     if leading is None or leading.alive is None:
         raise Unavailable("no process leads")
@@ -262,7 +262,7 @@ async def _step_down_form(call: Call) -> Form:
     )
 
 
-async def _step_down(call: Call) -> Done | Form:
+async def _step_down(call: PageCall) -> ActionDone | Form:
     confirm = await _step_down_form(call)
     if not confirm.is_seen_in(call.form):
         return confirm
@@ -271,9 +271,9 @@ async def _step_down(call: Call) -> Done | Form:
     stands_by = call.form.get("then") == "1"
     await call.service.change("POST", "/v1/admin/step-down" + ("?then=stand_by" if stands_by else ""))
     then = "It waits for its turn now." if stands_by else "Its process ends."
-    return Done(f"The leader {name} has stepped down. {then}", "/cluster")
+    return ActionDone(f"The leader {name} has stepped down. {then}", "/cluster")
 
 
 STEP_DOWN: Final = Action("/step-down", "Step down", "Cluster", _step_down_form, _step_down)
-PAGES: Final = (Page("/cluster", "Cluster", "Cluster", _cluster),)
+PAGES: Final = (Screen("/cluster", "Cluster", "Cluster", _cluster),)
 ACTIONS: Final = (STEP_DOWN,)

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.console.call import Action, Call, Done, Form, Input, Page, link
+from holdfast.console.call import Action, ActionDone, Form, Input, PageCall, Screen, link
 from holdfast.console.html import Content, Html, element
 from holdfast.console.parts import (
     Column,
@@ -28,7 +28,7 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_LEVEL: Final = "/v1/admin/log-level"
 
 
-async def _configuration(call: Call) -> Content:
+async def _configuration(call: PageCall) -> Content:
     member = call.service.member_named(call.text("process"))
     change = action(call, CHANGE_LEVEL, "Change the level", process=call.text("process"))
     urls = call.service.urls
@@ -41,14 +41,14 @@ async def _configuration(call: Call) -> Content:
     ]
 
 
-async def _level(call: Call, member: str) -> Html:
+async def _level(call: PageCall, member: str) -> Html:
     answer = await call.service.read(LOG_LEVEL, member=member)
     level, configured = str(answer.get("level")), str(answer.get("configured"))
     shown = badge(level) if level == configured else badge(level, "warn")
     return facts({"Level in force": shown, "Configured": configured})
 
 
-async def _level_form(call: Call) -> Form:
+async def _level_form(call: PageCall) -> Form:
     member = call.service.member_named(call.text("process"))
     answer = await call.service.read(LOG_LEVEL, member=member)
     text = (
@@ -63,14 +63,14 @@ async def _level_form(call: Call) -> Form:
     )
 
 
-async def _change_level(call: Call) -> Done:
+async def _change_level(call: PageCall) -> ActionDone:
     member = call.service.member_named(call.text("process"))
     answer = await call.service.change("PUT", LOG_LEVEL, {"level": call.form.get("level", "")}, member=member)
     back = link("/configuration", process=call.text("process"))
-    return Done(f"The log of {member} has the level {answer.get('level')}.", back)
+    return ActionDone(f"The log of {member} has the level {answer.get('level')}.", back)
 
 
-async def _settings(call: Call, member: str) -> Content:
+async def _settings(call: PageCall, member: str) -> Content:
     answer = msgspec.convert(await call.service.read("/v1/configuration", member=member), ConfigurationAnswer)
     columns: list[Column[SettingInForce]] = [
         Column("Setting", lambda row: element("code", row.key), lambda row: row.key),
@@ -100,7 +100,7 @@ async def _settings(call: Call, member: str) -> Content:
     ]
 
 
-def _own(call: Call) -> Html:
+def _own(call: PageCall) -> Html:
     options = call.options
     about: dict[str, Content] = {
         "Service": [code(url) for url in options.services],
@@ -116,5 +116,5 @@ def _own(call: Call) -> Html:
 CHANGE_LEVEL: Final = Action(
     "/configuration/log-level", "Change the log level", "Configuration", _level_form, _change_level
 )
-PAGES: Final = (Page("/configuration", "Configuration", "Configuration", _configuration),)
+PAGES: Final = (Screen("/configuration", "Configuration", "Configuration", _configuration),)
 ACTIONS: Final = (CHANGE_LEVEL,)

@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.client.protocol.messages import query_of
 from holdfast.console import units
-from holdfast.console.call import Action, Call, Done, Form, Input, Section, link, whole
+from holdfast.console.call import Action, ActionDone, Form, Input, PageCall, Section, link, whole
 from holdfast.console.html import Content, element
 from holdfast.console.parts import Tone, action, anchor, badge, bar, code, facts, moment, notice
 from holdfast.console.reading import backwards
@@ -27,7 +27,7 @@ VERSIONS: Final = ("last_transaction", "after", "through")
 """Facts that are versions and are not named so."""
 
 
-async def job_of(call: Call, kind: Kind) -> Content:
+async def job_of(call: PageCall, kind: Kind) -> Content:
     """The newest job of the leader, with its progress. Raises: as the service does."""
     try:
         state = msgspec.convert(await call.service.read(f"/v1/admin/{kind}"), LogJobState)
@@ -62,7 +62,7 @@ def _result(name: str, value: int | str | bool | None) -> Content:
     return log_at(value) if "version" in name or name in VERSIONS else units.count(value)
 
 
-async def _verify_form(call: Call) -> Form:
+async def _verify_form(call: PageCall) -> Form:
     newest = await backwards.newest_version(call.service)
     text = (
         "A process of its own on the leader's machine reads every object of the log in this range, at low priority, "
@@ -80,16 +80,16 @@ async def _verify_form(call: Call) -> Form:
     )
 
 
-async def _verify(call: Call) -> Done:
+async def _verify(call: PageCall) -> ActionDone:
     after = whole("the first version", call.form.get("after", ""))
     through = whole("the last version", call.form.get("through", ""))
     state = await call.service.change("POST", "/v1/admin/verify" + query_of(after=after, through=through))
     if state.get("parameters") != {"after": after, "through": through}:
-        return Done("Another verification is at work.", "/log#verify")
-    return Done(f"The verification of versions {after} to {through} has begun.", "/log#verify")
+        return ActionDone("Another verification is at work.", "/log#verify")
+    return ActionDone(f"The verification of versions {after} to {through} has begun.", "/log#verify")
 
 
-async def _snapshot_form(_: Call) -> Form:
+async def _snapshot_form(_: PageCall) -> Form:
     text = (
         "A process of its own on the leader's machine reads the log since the newest snapshot, at low priority, and "
         "writes the newest value of every key next to the log. Its temporary file needs room for the whole state."
@@ -97,21 +97,21 @@ async def _snapshot_form(_: Call) -> Form:
     return Form(effect=element("p", text), button="Make a snapshot", back="/retention")
 
 
-async def _snapshot(call: Call) -> Done:
+async def _snapshot(call: PageCall) -> ActionDone:
     await call.service.change("POST", "/v1/admin/snapshot")
-    return Done("A snapshot is being made.", "/retention#snapshot")
+    return ActionDone("A snapshot is being made.", "/retention#snapshot")
 
 
 def _ending(path: str, kind: Kind, what: str, section: Section, back: str) -> Action:
     """Ends the job of a kind."""
     text = f"Ends the {what} that is at work. What it did so far is lost; it can be begun again."
 
-    async def form(_: Call) -> Form:
+    async def form(_: PageCall) -> Form:
         return Form(effect=element("p", text), button="End it", back=back)
 
-    async def act(call: Call) -> Done:
+    async def act(call: PageCall) -> ActionDone:
         await call.service.change("DELETE", f"/v1/admin/{kind}")
-        return Done(f"The {what} has ended.", back)
+        return ActionDone(f"The {what} has ended.", back)
 
     return Action(path, f"End the {what}", section, form, act)
 

@@ -12,7 +12,7 @@ from holdfast.client.protocol.effects import TransactionEvent
 from holdfast.client.protocol.messages import base64url
 from holdfast.commit.format.transaction import Delete, Operation, PointRead, RangeDelete, Write, prefix_end
 from holdfast.console import units
-from holdfast.console.call import Action, Call, Done, Form, Input, Page, link
+from holdfast.console.call import Action, ActionDone, Form, Input, PageCall, Screen, link
 from holdfast.console.html import Content, element
 from holdfast.console.parts import (
     Column,
@@ -61,7 +61,7 @@ HOT_TRANSACTIONS: Final = 1_000
 HOT_ROWS: Final = 15
 
 
-async def _keys(call: Call) -> Content:
+async def _keys(call: PageCall) -> Content:
     prefix = field(call, "prefix", "Keys that begin with", "orders/ or 0x…", grow=True)
     at = field(call, "at", "Not older than version", "newest", is_number=True)
     form = search("/keys", "Browse keys", prefix, at)
@@ -74,7 +74,7 @@ async def _keys(call: Call) -> Content:
     ]
 
 
-async def _browse(call: Call) -> Content:
+async def _browse(call: PageCall) -> Content:
     prefix = bytes_of(call.text("prefix"))
     after = unpacked(call.text("after")) if call.text("after") else None
     at = call.number("at") or None
@@ -102,7 +102,7 @@ async def _browse(call: Call) -> Content:
     return [element("p", "As of version ", log_at(page.version), ".", class_="note"), rows, more]
 
 
-async def _hot(call: Call) -> Content:
+async def _hot(call: PageCall) -> Content:
     newest = await backwards.newest_version(call.service)
     events = (await backwards.newest(call.service, newest, HOT_TRANSACTIONS)).transactions
     changes = Counter(key for event in events for key in dict.fromkeys(map(_key_of, event.operations)))
@@ -126,7 +126,7 @@ async def _hot(call: Call) -> Content:
     ]
 
 
-async def _conflicting(call: Call) -> Content:
+async def _conflicting(call: PageCall) -> Content:
     counts = msgspec.convert(await call.service.read(f"/v1/log/conflicts?limit={HOT_ROWS}"), Conflicts)
 
     def place(row: ConflictingPlace) -> Content:
@@ -158,7 +158,7 @@ def _key_of(operation: Operation) -> bytes:
     return operation.begin if isinstance(operation, RangeDelete) else operation.key
 
 
-async def _key(call: Call) -> Content:
+async def _key(call: PageCall) -> Content:
     key = unpacked(call.required("key"))
     name = base64url(key)
     acts = [action(call, EDIT, "Edit", key=name), action(call, DELETE, "Delete", "danger", key=name)]
@@ -169,7 +169,7 @@ async def _key(call: Call) -> Content:
     ]
 
 
-async def _value(call: Call, key: bytes) -> Content:
+async def _value(call: PageCall, key: bytes) -> Content:
     item = await call.service.log.get(key)
     if item is None:
         return notice("none", "The key does not exist. Its history may say when it was deleted.")
@@ -181,7 +181,7 @@ async def _value(call: Call, key: bytes) -> Content:
     return [facts(about), form_choice(call, key=base64url(key)), value_of(item.value, form_named(call.text("form")))]
 
 
-async def _history(call: Call, key: bytes) -> Content:
+async def _history(call: PageCall, key: bytes) -> Content:
     high = call.number("below") or await backwards.newest_version(call.service)
     changes = await backwards.newest(call.service, high, HISTORY, LogSearch(key, key + b"\0"))
     rows = [
@@ -200,7 +200,7 @@ def _change(event: TransactionEvent) -> Content:
     return "deleted" if isinstance(last, Delete) else "deleted with a range"
 
 
-async def _edit_form(call: Call) -> Form:
+async def _edit_form(call: PageCall) -> Form:
     name = call.text("key")
     key = unpacked(name) if name else b""
     item = await call.service.log.get(key) if name else None
@@ -210,7 +210,7 @@ async def _edit_form(call: Call) -> Form:
     return writing_form(effect, field_of_key, old, "version", version, link("/key", key=name) if name else "/keys")
 
 
-async def _edit(call: Call) -> Done | Form:
+async def _edit(call: PageCall) -> ActionDone | Form:
     key, value = bytes_of(call.form.get("key", "")), value_given(call.form)
     newest, item = await _newest(call, key)
     old, version = (None, 0) if item is None else (item.value, item.version)
@@ -222,13 +222,13 @@ async def _edit(call: Call) -> Done | Form:
     return confirm if not confirm.is_seen_in(call.form) else await _commit(call, Write(key, value), key, newest)
 
 
-async def _newest(call: Call, key: bytes) -> tuple[VersionAnswer, Found | None]:
+async def _newest(call: PageCall, key: bytes) -> tuple[VersionAnswer, Found | None]:
     """The newest version, and the key at it."""
     newest = await call.service.log.version()
     return newest, await call.service.log.get(key, newest.version)
 
 
-async def _commit(call: Call, operation: Write | Delete, key: bytes, newest: VersionAnswer) -> Done:
+async def _commit(call: PageCall, operation: Write | Delete, key: bytes, newest: VersionAnswer) -> ActionDone:
     """Commit if the key does not change after ``newest``. One attempt: a conflict is the answer.
 
     The version of the form may be older than the conflict window, so the key was read again at ``newest``.
@@ -241,10 +241,10 @@ async def _commit(call: Call, operation: Write | Delete, key: bytes, newest: Ver
         log_id=newest.log_id,
     )
     name, done = units.shortened(units.key_text(key)), "deleted" if isinstance(operation, Delete) else "written"
-    return Done(f"{name} is {done} at version {receipt.version}.", link("/key", key=base64url(key)))
+    return ActionDone(f"{name} is {done} at version {receipt.version}.", link("/key", key=base64url(key)))
 
 
-async def _delete_form(call: Call) -> Form:
+async def _delete_form(call: PageCall) -> Form:
     key = unpacked(call.required("key"))
     return _deleting(key, await call.service.log.get(key))
 
@@ -267,7 +267,7 @@ def _deleting(key: bytes, item: Found | None) -> Form:
     )
 
 
-async def _delete(call: Call) -> Done | Form:
+async def _delete(call: PageCall) -> ActionDone | Form:
     key = unpacked(call.required("key"))
     newest, item = await _newest(call, key)
     confirm = _deleting(key, item)
@@ -277,7 +277,7 @@ async def _delete(call: Call) -> Done | Form:
 EDIT: Final = Action("/key/edit", "Write a key", "Keys", _edit_form, _edit, "write")
 DELETE: Final = Action("/key/delete", "Delete a key", "Keys", _delete_form, _delete, "write")
 PAGES: Final = (
-    Page("/keys", "Keys", "Keys", _keys),
-    Page("/key", lambda call: f"Key {units.in_heading(units.key_text(unpacked(call.text('key'))))}", "Keys", _key),
+    Screen("/keys", "Keys", "Keys", _keys),
+    Screen("/key", lambda call: f"Key {units.in_heading(units.key_text(unpacked(call.text('key'))))}", "Keys", _key),
 )
 ACTIONS: Final = (EDIT, DELETE)

@@ -12,7 +12,7 @@ from holdfast.client.protocol.effects import TransactionEvent
 from holdfast.client.protocol.messages import query_of
 from holdfast.commit.format.transaction import Delete, Operation, PointRead, Precondition, Write
 from holdfast.console import units
-from holdfast.console.call import Call, Page, link, whole
+from holdfast.console.call import PageCall, Screen, link, whole
 from holdfast.console.html import Content, Html, element, join
 from holdfast.console.pages.cluster import leaders
 from holdfast.console.pages.jobs import VERIFY, job_of
@@ -56,7 +56,7 @@ OPERATIONS_SHOWN: Final = 3
 BATCH_MEAN_SECONDS: Final = 60.0
 
 
-async def _log(call: Call) -> Content:
+async def _log(call: PageCall) -> Content:
     job = live("job", await attempt(job_of(call, "verify")))
     verification = section("Verification", job, actions=[action(call, VERIFY, "Verify a range")])
     return [
@@ -69,7 +69,7 @@ async def _log(call: Call) -> Content:
     ]
 
 
-def _now(call: Call) -> Content:
+def _now(call: PageCall) -> Content:
     recent = call.watcher.recent(BATCH_MEAN_SECONDS)
     if recent is None:
         return element("p", "Collecting…", class_="empty")
@@ -90,7 +90,7 @@ def _now(call: Call) -> Content:
     )
 
 
-async def _batches(call: Call) -> Content:
+async def _batches(call: PageCall) -> Content:
     """The newest objects. They are not live: each is a request to the object store."""
     target = f"/v1/log/objects{query_of(limit=BATCHES, slot=call.text('slot') or None)}"
     answer = msgspec.convert(await call.service.read(target), LogObjects)
@@ -118,7 +118,7 @@ async def _batches(call: Call) -> Content:
     return [shown, None if answer.next is None else onward("Older →", call.here(slot=answer.next), "Older batches")]
 
 
-def _search_form(call: Call) -> Html:
+def _search_form(call: PageCall) -> Html:
     return search(
         "/log",
         "Search the log",
@@ -131,7 +131,7 @@ def _search_form(call: Call) -> Html:
     )
 
 
-async def _where(call: Call) -> int:
+async def _where(call: PageCall) -> int:
     if call.text("time"):
         time_ms = time_given(call.text("time"))
         return await backwards.at_time(call.service, time_ms, await backwards.newest_version(call.service))
@@ -140,7 +140,7 @@ async def _where(call: Call) -> int:
     return await backwards.newest_version(call.service)
 
 
-async def _transactions(call: Call) -> Content:
+async def _transactions(call: PageCall) -> Content:
     request, key = call.text("request"), call.text("key")
     wanted = LogSearch(matches=(lambda event: event.request_id == request) if request else None)
     if key:
@@ -188,7 +188,7 @@ def _operation(operation: Operation) -> Content:
             return ["delete ", range_shown(operation.begin, operation.end)]
 
 
-async def _transaction(call: Call) -> Content:
+async def _transaction(call: PageCall) -> Content:
     version = whole("version", call.required("version"))
     target = f"/v1/log/transactions/{version}"
     transaction = msgspec.convert(await call.service.read(target), TransactionInLog)
@@ -234,6 +234,6 @@ def _precondition(precondition: Precondition, read_version: int | None) -> Conte
 
 
 PAGES: Final = (
-    Page("/log", "Log", "Log", _log),
-    Page("/transaction", lambda call: f"Transaction {call.text('version')}", "Log", _transaction),
+    Screen("/log", "Log", "Log", _log),
+    Screen("/transaction", lambda call: f"Transaction {call.text('version')}", "Log", _transaction),
 )

@@ -12,7 +12,7 @@ from holdfast.client.aio.stores import Map
 from holdfast.client.protocol.messages import query_of
 from holdfast.client.protocol.stores.messages import durable_path, map_path, store_path
 from holdfast.console import units
-from holdfast.console.call import Action, Call, Done, Form, Input, Page, link, whole
+from holdfast.console.call import Action, ActionDone, Form, Input, PageCall, Screen, link, whole
 from holdfast.console.html import Content, element
 from holdfast.console.parts import (
     Column,
@@ -55,11 +55,11 @@ LOCK_SECONDS: Final = 60
 STORES_ASKED_MAX: Final = 20
 
 
-async def _maps(call: Call) -> Content:
+async def _maps(call: PageCall) -> Content:
     return [section("Maps", await attempt(_all(call))), commands(call, "/v1/stores", "holdfast stores map --help")]
 
 
-async def _all(call: Call) -> Content:
+async def _all(call: PageCall) -> Content:
     stores = await call.service.collection("/v1/stores", "stores")
     rows = [
         (name_of(store), name)
@@ -91,7 +91,7 @@ async def _all(call: Call) -> Content:
     return table(call, "maps", columns, rows, caption="Maps", empty="No store has a map.", text="/".join)
 
 
-async def _map(call: Call) -> Content:
+async def _map(call: PageCall) -> Content:
     store, name = call.required("store"), call.required("map")
     acts = [
         action(call, SET, "Set a key", store=store, map=name),
@@ -108,7 +108,7 @@ async def _map(call: Call) -> Content:
     ]
 
 
-async def _entries(call: Call, store: str, name: str) -> Content:
+async def _entries(call: PageCall, store: str, name: str) -> Content:
     query = query_of(after=call.text("after") or None, max=ROWS)
     page = msgspec.convert(await call.service.read(map_path(store, name) + query), EntriesResponse)
 
@@ -127,7 +127,7 @@ async def _entries(call: Call, store: str, name: str) -> Content:
     return [rows, more]
 
 
-async def _locks(call: Call, store: str, name: str) -> Content:
+async def _locks(call: PageCall, store: str, name: str) -> Content:
     rows = documents((await call.service.read(durable_path(store, name))).get("locks"))
 
     def until(row: Document) -> Content:
@@ -156,7 +156,7 @@ async def _locks(call: Call, store: str, name: str) -> Content:
     return table(call, "locks", columns, rows, caption=caption, empty="No lock is held.")
 
 
-async def _entry(call: Call) -> Content:
+async def _entry(call: PageCall) -> Content:
     store, name, key = call.required("store"), call.required("map"), call.required("key")
     held = call.options.acts and await _locked(call, key)
     place = {"store": store, "map": name, "key": key}
@@ -172,7 +172,7 @@ async def _entry(call: Call) -> Content:
     ]
 
 
-async def _entry_facts(call: Call, key: str) -> Content:
+async def _entry_facts(call: PageCall, key: str) -> Content:
     store, name = call.required("store"), call.required("map")
     entry = await _map_of(call).get(key)
     if entry is None:
@@ -188,19 +188,19 @@ async def _entry_facts(call: Call, key: str) -> Content:
     return [facts(about), choose, value_of(entry.value, form_named(call.text("form")))]
 
 
-def _map_of(call: Call) -> Map:
+def _map_of(call: PageCall) -> Map:
     return call.service.stores.map(call.required("store"), call.required("map"), retry_duration=0)
 
 
-def _to_map(call: Call) -> str:
+def _to_map(call: PageCall) -> str:
     return link("/map", store=call.text("store"), map=call.text("map"))
 
 
-def _to_entry(call: Call, key: str) -> str:
+def _to_entry(call: PageCall, key: str) -> str:
     return link("/map/entry", store=call.text("store"), map=call.text("map"), key=key) if key else _to_map(call)
 
 
-async def _set_form(call: Call) -> Form:
+async def _set_form(call: PageCall) -> Form:
     store, name, key = call.required("store"), call.required("map"), call.text("key")
     entry = await _map_of(call).get(key) if key else None
     old, revision = (None, 0) if entry is None else (entry.value, entry.revision)
@@ -210,7 +210,7 @@ async def _set_form(call: Call) -> Form:
     )
 
 
-async def _set(call: Call) -> Done | Form:
+async def _set(call: PageCall) -> ActionDone | Form:
     key, value = call.form.get("key", ""), value_given(call.form)
     entry = await _map_of(call).get(key)
     old, revision, token = (None, 0, "") if entry is None else (entry.value, entry.revision, entry.token)
@@ -224,10 +224,10 @@ async def _set(call: Call) -> Done | Form:
     if not confirm.is_seen_in(call.form):
         return confirm
     revision = await _map_of(call).set(key, value, if_revision=revision)
-    return Done(f"{units.shortened(key)} is set at revision {revision}.", _to_entry(call, key))
+    return ActionDone(f"{units.shortened(key)} is set at revision {revision}.", _to_entry(call, key))
 
 
-async def _remove_form(call: Call) -> Form:
+async def _remove_form(call: PageCall) -> Form:
     store, name, key = call.required("store"), call.required("map"), call.required("key")
     entry = await _map_of(call).get(key)
     if entry is None:
@@ -246,15 +246,15 @@ async def _remove_form(call: Call) -> Form:
     )
 
 
-async def _remove(call: Call) -> Done | Form:
+async def _remove(call: PageCall) -> ActionDone | Form:
     key, confirm = call.required("key"), await _remove_form(call)
     if not confirm.is_seen_in(call.form):
         return confirm
     there = await _map_of(call).remove(key, if_revision=whole("the revision", confirm.seen.partition(" ")[0]))
-    return Done(f"{key} is removed." if there else f"{key} was not there.", _to_map(call))
+    return ActionDone(f"{key} is removed." if there else f"{key} was not there.", _to_map(call))
 
 
-async def _held(call: Call, key: str) -> Document | None:
+async def _held(call: PageCall, key: str) -> Document | None:
     """The lock of a key, or of the whole map without one, as far as the service lists it, with the map's
     token; None where it is free."""
     durable = await call.service.read(durable_path(call.required("store"), call.required("map")))
@@ -264,7 +264,7 @@ async def _held(call: Call, key: str) -> Document | None:
     return {**held, "token": durable.get("token", "")}
 
 
-async def _locked(call: Call, key: str) -> bool:
+async def _locked(call: PageCall, key: str) -> bool:
     """Whether a key is known to be locked."""
     try:
         return await _held(call, key) is not None
@@ -279,7 +279,7 @@ def holder(held: Document) -> Content:
     return ["held by ", element("strong", str(held.get("owner"))), f" for {left}, until ", moment(until_ms)]
 
 
-async def _lock_notice(call: Call, key: str) -> Content:
+async def _lock_notice(call: PageCall, key: str) -> Content:
     """That a key is locked, or the whole map: a change without the lock's fence does not wait for its owner."""
     held = await _held(call, key) or await _held(call, "")
     if held is None:
@@ -287,7 +287,7 @@ async def _lock_notice(call: Call, key: str) -> Content:
     return notice("warn", "The lock is ", holder(held), ". This change does not wait for it.")
 
 
-async def _lock_form(call: Call) -> Form:
+async def _lock_form(call: PageCall) -> Form:
     key = call.text("key")
     held = await _held(call, key)
     stealing = "Stealing takes it away from its owner, whose next change with its fence is refused (not_holder)."
@@ -312,15 +312,15 @@ def _what(key: str) -> str:
     return f"the key {key}" if key else "the whole map"
 
 
-async def _lock(call: Call) -> Done:
+async def _lock(call: PageCall) -> ActionDone:
     key, owner = call.form.get("key", ""), call.form.get("owner", "")
     seconds, steal = whole("the time", call.form.get("seconds", "")), call.form.get("steal") == "1"
     lock = await _map_of(call).lock(key, owner=owner, ttl_ms=seconds * 1000, steal=steal)
     term = f"with fence {lock.fence} for {units.duration(seconds)}"
-    return Done(f"{owner} has the lock of {_what(key)} {term}.", _to_map(call))
+    return ActionDone(f"{owner} has the lock of {_what(key)} {term}.", _to_map(call))
 
 
-async def _unlock_form(call: Call) -> Form:
+async def _unlock_form(call: PageCall) -> Form:
     key = call.text("key")
     held = await _held(call, key)
     if held is None:
@@ -339,14 +339,14 @@ async def _unlock_form(call: Call) -> Form:
     )
 
 
-async def _unlock(call: Call) -> Done | Form:
+async def _unlock(call: PageCall) -> ActionDone | Form:
     key, form = call.text("key"), await _unlock_form(call)
     held = await _held(call, key)
     if held is None or not form.is_seen_in(call.form):
         return form
     owner, fence = str(held.get("owner")), whole("the fence", form.seen.partition(" ")[0])
     await _map_of(call).unlock(Lock(key, owner, fence, 0, str(held["token"])))
-    return Done(f"The lock of {_what(key)} is free; {owner} had it with fence {fence}.", _to_map(call))
+    return ActionDone(f"The lock of {_what(key)} is free; {owner} had it with fence {fence}.", _to_map(call))
 
 
 SET: Final = Action("/map/set", "Set a key", "Maps", _set_form, _set, "write")
@@ -354,8 +354,8 @@ REMOVE: Final = Action("/map/remove", "Remove a key", "Maps", _remove_form, _rem
 LOCK: Final = Action("/map/lock", "Lock a key", "Maps", _lock_form, _lock, "write")
 UNLOCK: Final = Action("/map/unlock", "Release a lock", "Maps", _unlock_form, _unlock, "write")
 PAGES: Final = (
-    Page("/maps", "Maps", "Maps", _maps),
-    Page("/map", lambda call: f"Map {call.text('store')}/{call.text('map')}", "Maps", _map),
-    Page("/map/entry", lambda call: f"Entry {units.in_heading(call.text('key'))}", "Maps", _entry),
+    Screen("/maps", "Maps", "Maps", _maps),
+    Screen("/map", lambda call: f"Map {call.text('store')}/{call.text('map')}", "Maps", _map),
+    Screen("/map/entry", lambda call: f"Entry {units.in_heading(call.text('key'))}", "Maps", _entry),
 )
 ACTIONS: Final = (SET, REMOVE, LOCK, UNLOCK)

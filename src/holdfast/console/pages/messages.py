@@ -9,7 +9,7 @@ import msgspec
 from holdfast.client.protocol.messages import query_of
 from holdfast.client.protocol.stores.messages import durable_path, store_path
 from holdfast.console import units
-from holdfast.console.call import Action, Call, Done, Form, Page, link
+from holdfast.console.call import Action, ActionDone, Form, PageCall, Screen, link
 from holdfast.console.html import Content, element, join
 from holdfast.console.pages.stores import content_of, count_column, parked_column
 from holdfast.console.pages.stores_acts import PUBLISH, REDELIVER
@@ -45,7 +45,7 @@ EPOCH_MS_MIN: Final = 1_000_000_000_000
 """A larger number of milliseconds is a time, a smaller one a span."""
 
 
-async def _messages(call: Call) -> Content:
+async def _messages(call: PageCall) -> Content:
     store, durable = call.text("store"), call.text("durable")
     if not store:
         return section("Choose a store", await attempt(_choose_store(call)))
@@ -78,16 +78,16 @@ async def _messages(call: Call) -> Content:
     ]
 
 
-def _is_parked(call: Call) -> bool:
+def _is_parked(call: PageCall) -> bool:
     return call.text("parked") == "1"
 
 
-def _follows(call: Call) -> bool:
+def _follows(call: PageCall) -> bool:
     """Whether the page shows the newest messages, and goes on with new ones."""
     return call.text("newest") == "1" and not _is_parked(call)
 
 
-async def _choose_store(call: Call) -> Content:
+async def _choose_store(call: PageCall) -> Content:
     rows = await call.service.collection("/v1/stores", "stores")
 
     def place(row: Document) -> str:
@@ -101,7 +101,7 @@ async def _choose_store(call: Call) -> Content:
     return table(call, "stores", columns, rows, caption="Stores", empty=empty, text=name_of)
 
 
-async def _choose_durable(call: Call, store: str) -> Content:
+async def _choose_durable(call: PageCall, store: str) -> Content:
     rows = await call.service.collection(f"{store_path(store)}/durables", "durables")
 
     def place(row: Document) -> str:
@@ -117,7 +117,7 @@ async def _choose_durable(call: Call, store: str) -> Content:
     return table(call, "durables", columns, rows, caption="Durables", empty=empty, text=name_of)
 
 
-def _form(call: Call, store: str, durable: str) -> Content:
+def _form(call: PageCall, store: str, durable: str) -> Content:
     box = element("input", type="checkbox", name="parked", value="1", checked=_is_parked(call))
     return search(
         "/messages",
@@ -129,7 +129,7 @@ def _form(call: Call, store: str, durable: str) -> Content:
     )
 
 
-async def _page(call: Call, store: str, durable: str) -> Content:
+async def _page(call: PageCall, store: str, durable: str) -> Content:
     match, after = call.text("match"), call.number("after")
     if match:
         try:
@@ -180,12 +180,12 @@ def _place(store: str, durable: str, seq: int) -> str:
     return link("/message", store=store, durable=durable, seq=seq)
 
 
-def _names(call: Call) -> tuple[str, str, int]:
+def _names(call: PageCall) -> tuple[str, str, int]:
     """The store, the durable and the number of the message that a page is about. Raises: InvalidRequest."""
     return call.required("store"), call.required("durable"), call.number("seq")
 
 
-async def _message(call: Call) -> Content:
+async def _message(call: PageCall) -> Content:
     store, durable, seq = _names(call)
     place: dict[str, str | int] = {"store": store, "durable": durable, "seq": seq}
     acts = [
@@ -199,7 +199,7 @@ async def _message(call: Call) -> Content:
     ]
 
 
-async def _named(call: Call) -> Delivery:
+async def _named(call: PageCall) -> Delivery:
     """The message that a page is about. Raises: NotFound."""
     store, durable, seq = _names(call)
     query = query_of(after=seq - 1, max=1)
@@ -209,7 +209,7 @@ async def _named(call: Call) -> Delivery:
     return page.messages[0]
 
 
-async def _body(call: Call) -> Content:
+async def _body(call: PageCall) -> Content:
     store, durable, seq = _names(call)
     message = await _named(call)
     about: dict[str, Content] = {
@@ -236,7 +236,7 @@ def fact_of(name: str, value: object) -> Content:
     return element("code", msgspec.json.encode(value).decode())
 
 
-async def _fates(call: Call, store: str, seq: int) -> Content:
+async def _fates(call: PageCall, store: str, seq: int) -> Content:
     explained = await call.service.read(f"{store_path(store)}/messages/{seq}/explain")
 
     def rest(row: Document) -> Content:
@@ -256,7 +256,7 @@ async def _fates(call: Call, store: str, seq: int) -> Content:
     return table(call, "fates", columns, documents(explained.get("durables")), caption="Fates", empty="No durable.")
 
 
-async def _delete_form(call: Call) -> Form:
+async def _delete_form(call: PageCall) -> Form:
     store, durable, seq = _names(call)
     message = await _named(call)
     description = await call.service.read(durable_path(store, durable))
@@ -273,18 +273,18 @@ async def _delete_form(call: Call) -> Form:
     )
 
 
-async def _delete(call: Call) -> Done | Form:
+async def _delete(call: PageCall) -> ActionDone | Form:
     store, durable, seq = _names(call)
     form = await _delete_form(call)
     if not form.is_seen_in(call.form):
         return form
     await call.service.change("DELETE", f"{durable_path(store, durable)}/messages/{seq}{query_of(token=form.seen)}")
-    return Done(f"Message {seq} is deleted.", link("/messages", store=store, durable=durable))
+    return ActionDone(f"Message {seq} is deleted.", link("/messages", store=store, durable=durable))
 
 
 DELETE: Final = Action("/message/delete", "Delete a message", "Messages", _delete_form, _delete, "write")
 PAGES: Final = (
-    Page("/messages", "Messages", "Messages", _messages),
-    Page("/message", lambda call: f"Message {call.text('seq')} of {call.text('store')}", "Messages", _message),
+    Screen("/messages", "Messages", "Messages", _messages),
+    Screen("/message", lambda call: f"Message {call.text('seq')} of {call.text('store')}", "Messages", _message),
 )
 ACTIONS: Final = (DELETE,)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.console import units
-from holdfast.console.call import Call, Page, link
+from holdfast.console.call import PageCall, Screen, link
 from holdfast.console.html import Content, Html, element
 from holdfast.console.pages.cluster import STEP_DOWN, lag_of_others
 from holdfast.console.parts import (
@@ -59,7 +59,7 @@ OLD_SECONDS: Final = 300.0
 RECENT_SECONDS: Final = 30.0
 
 
-async def _overview(call: Call) -> Content:
+async def _overview(call: PageCall) -> Content:
     leads = await attempt(_leader(call))
     return [
         live("health", _health(call.watcher), leads),
@@ -98,7 +98,7 @@ def _health(watcher: Watcher) -> Content:
     return notice(tone, element("strong", said), element("ul", lines))
 
 
-async def _leader(call: Call) -> Html:
+async def _leader(call: PageCall) -> Html:
     watcher = call.watcher
     leading, newest = watcher.leading, watcher.newest
     leader = tile("Leader", "none", "/cluster", tone="bad")
@@ -175,7 +175,7 @@ class _Measured:
     count: float
 
 
-def _slow(call: Call) -> Content:
+def _slow(call: PageCall) -> Content:
     recent = call.watcher.recent(RECENT_SECONDS)
     if recent is None:
         return element("p", "Collecting…", class_="empty")
@@ -212,7 +212,7 @@ def _slow(call: Call) -> Content:
     ]
 
 
-async def _kinds(call: Call) -> dict[tuple[str, str], str]:
+async def _kinds(call: PageCall) -> dict[tuple[str, str], str]:
     """The types of the durables, as far as the definition names them."""
     try:
         stores = await call.service.collection("/v1/stores", "stores")
@@ -225,7 +225,7 @@ async def _kinds(call: Call) -> dict[tuple[str, str], str]:
     }
 
 
-def _stuck(call: Call, kinds: Mapping[tuple[str, str], str]) -> Content:
+def _stuck(call: PageCall, kinds: Mapping[tuple[str, str], str]) -> Content:
     now = call.watcher.newest
     if now is None:
         return element("p", "Collecting…", class_="empty", id="t-stuck", data_live=True)
@@ -351,4 +351,4 @@ def _room(watcher: Watcher) -> Content:
     )
 
 
-PAGES: Final = (Page("/", "Overview", "Overview", _overview),)
+PAGES: Final = (Screen("/", "Overview", "Overview", _overview),)

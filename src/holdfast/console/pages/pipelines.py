@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from holdfast.console import units
-from holdfast.console.call import Call, Page
+from holdfast.console.call import PageCall, Screen
 from holdfast.console.html import Content, element
 from holdfast.console.pages.cluster import begins_of, missing
 from holdfast.console.parts import Column, Tone, badge, code, moment, notice, section, table
@@ -113,7 +113,7 @@ def _audited(delta: Any) -> tuple[int, int]:
     return len(rows) - len(marks), max(marks, default=0)
 
 
-async def _pipelines(call: Call) -> Content:
+async def _pipelines(call: PageCall) -> Content:
     tables = await _tables(call.options.tables)
     if not tables:
         text = "Start the console with --table URL, once for each table that a pipeline makes."
@@ -156,4 +156,4 @@ def _audit(row: Table) -> Content:
     return badge([f"{bad}good up to ", log_at(row.verified)], tone)
 
 
-PAGES: Final = (Page("/pipelines", "Pipelines", "Pipelines", _pipelines),)
+PAGES: Final = (Screen("/pipelines", "Pipelines", "Pipelines", _pipelines),)

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from holdfast.console import units
-from holdfast.console.call import CONFIRM_FIELD, Action, Call, Done, Form, Input, Limit, Page, link, whole
+from holdfast.console.call import CONFIRM_FIELD, Action, ActionDone, Form, Input, Limit, PageCall, Screen, link, whole
 from holdfast.console.html import Content, Html, element
 from holdfast.console.pages.jobs import SNAPSHOT, job_of
 from holdfast.console.parts import (
@@ -46,7 +46,7 @@ KINDS: Final = ("max_age_seconds", "max_bytes", "keep_from_version", "keep every
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
-async def _retention(call: Call) -> Content:
+async def _retention(call: PageCall) -> Content:
     job = live("job", await attempt(job_of(call, "snapshot")))
     making = section("Making a snapshot", job, actions=[action(call, SNAPSHOT, "Snapshot now")])
     return [
@@ -65,7 +65,7 @@ def said_of(warning: str) -> Content:
     return [element("code", part) if at % 2 else part for at, part in enumerate(parts)]
 
 
-async def _answer(call: Call) -> Content:
+async def _answer(call: PageCall) -> Content:
     answer = await call.service.log.retention()
     now = call.watcher.newest
     removed = 0.0 if now is None else now.value("holdfast_retention_deleted_objects_total")
@@ -87,13 +87,13 @@ async def _answer(call: Call) -> Content:
     ]
 
 
-async def _storage(call: Call) -> Content:
+async def _storage(call: PageCall) -> Content:
     """What the store keeps. It is not live: counting costs requests to the object store."""
     stored = msgspec.convert(await call.service.read("/v1/log/storage"), LogStorage)
     return [_ages(call, stored), _snapshots(call, stored), _checkpoints(call, stored)]
 
 
-def _ages(call: Call, stored: LogStorage) -> Html:
+def _ages(call: PageCall, stored: LogStorage) -> Html:
     total = sum(band.bytes for band in stored.ages)
     names = [
         "older" if band.seconds_max is None else f"up to {units.duration(band.seconds_max)}" for band in stored.ages
@@ -120,7 +120,7 @@ def _ages(call: Call, stored: LogStorage) -> Html:
     return section("Bytes by age", rows, element("p", note, " ", moment(stored.at_ms), class_="note"))
 
 
-def _snapshots(call: Call, stored: LogStorage) -> Html:
+def _snapshots(call: PageCall, stored: LogStorage) -> Html:
     columns: list[Column[SnapshotOfLog]] = [
         Column("Version", lambda row: [log_at(row.version), " ", copied(str(row.version))], lambda row: row.version),
         figures("Keys", lambda row: row.rows),
@@ -133,7 +133,7 @@ def _snapshots(call: Call, stored: LogStorage) -> Html:
     return section("Snapshots", rows)
 
 
-def _checkpoints(call: Call, stored: LogStorage) -> Content:
+def _checkpoints(call: PageCall, stored: LogStorage) -> Content:
     if not stored.checkpoints:
         return None
     columns: list[Column[CheckpointOfStores]] = [
@@ -158,7 +158,7 @@ def keeps_of(policy: RetentionPolicy) -> str:
     return keeps(state)
 
 
-def _policies(call: Call, answer: RetentionAnswer) -> Html:
+def _policies(call: PageCall, answer: RetentionAnswer) -> Html:
     def start(row: tuple[str, PolicyState]) -> Content:
         return "–" if row[1].from_version is None else log_at(row[1].from_version)
 
@@ -177,7 +177,7 @@ def _policies(call: Call, answer: RetentionAnswer) -> Html:
     return table(call, "policies", columns, rows, caption="Policies", empty=empty, is_live=False)
 
 
-def _holds(call: Call, answer: RetentionAnswer) -> Html:
+def _holds(call: PageCall, answer: RetentionAnswer) -> Html:
     def snapshot(row: tuple[str, HoldState]) -> str:
         return "–" if row[1].snapshot is None else str(row[1].snapshot)
 
@@ -203,7 +203,7 @@ def amounts(stored: LogStorage) -> str:
     return f"{', '.join(said)}.{more}"
 
 
-async def _set_form(call: Call) -> Form:
+async def _set_form(call: PageCall) -> Form:
     answer = await call.service.log.retention()
     try:
         now = amounts(msgspec.convert(await call.service.read("/v1/log/storage"), LogStorage))
@@ -228,7 +228,7 @@ async def _set_form(call: Call) -> Form:
     )
 
 
-async def _planned(call: Call, name: str, policy: RetentionPolicy | None) -> tuple[Content, tuple[Limit, ...]]:
+async def _planned(call: PageCall, name: str, policy: RetentionPolicy | None) -> tuple[Content, tuple[Limit, ...]]:
     """What a change of a policy would remove now, and the limit that a person confirms."""
     try:
         plan = await call.service.log.plan_retention(name, policy)
@@ -246,7 +246,7 @@ async def _planned(call: Call, name: str, policy: RetentionPolicy | None) -> tup
     return [notice("warn", *warning), why], (going,)
 
 
-async def _set(call: Call) -> Done | Form:
+async def _set(call: PageCall) -> ActionDone | Form:
     name, kind, amount = call.form.get("policy", "").strip(), call.form.get("kind", ""), call.form.get("amount", "")
     if not NAME.fullmatch(name):
         raise InvalidRequest("a policy's name has ASCII letters, digits, dots, dashes and underscores, at most 128")
@@ -265,10 +265,10 @@ async def _set(call: Call) -> Done | Form:
     if CONFIRM_FIELD not in call.form or confirm.problems_with(call.form):
         return confirm
     await call.service.log.set_retention(name, policy)
-    return Done(f"The policy {name} is set; it keeps {keeps_of(policy)}.", "/retention")
+    return ActionDone(f"The policy {name} is set; it keeps {keeps_of(policy)}.", "/retention")
 
 
-async def _confirmed(call: Call, name: str, policy: RetentionPolicy) -> Form:
+async def _confirmed(call: PageCall, name: str, policy: RetentionPolicy) -> Form:
     """The form that names what a policy would remove."""
     old = (await call.service.log.retention()).policies.get(name)
     replaced = f"The policy exists and keeps {keeps(old)}: this replaces it." if old is not None else ""
@@ -288,7 +288,7 @@ async def _confirmed(call: Call, name: str, policy: RetentionPolicy) -> Form:
     )
 
 
-async def _remove_form(call: Call) -> Form:
+async def _remove_form(call: PageCall) -> Form:
     name = call.required("policy")
     answer = await call.service.log.retention()
     policy = answer.policies.get(name)
@@ -312,13 +312,13 @@ async def _remove_form(call: Call) -> Form:
     )
 
 
-async def _remove(call: Call) -> Done:
+async def _remove(call: PageCall) -> ActionDone:
     name = call.required("policy")
     await call.service.log.remove_retention(name)
-    return Done(f"The policy {name} is removed.", "/retention")
+    return ActionDone(f"The policy {name} is removed.", "/retention")
 
 
 SET: Final = Action("/retention/set", "Set a retention policy", "Retention", _set_form, _set)
 REMOVE: Final = Action("/retention/remove", "Remove a retention policy", "Retention", _remove_form, _remove)
-PAGES: Final = (Page("/retention", "Retention", "Retention", _retention),)
+PAGES: Final = (Screen("/retention", "Retention", "Retention", _retention),)
 ACTIONS: Final = (SET, REMOVE)

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from holdfast.console.call import Call, Page
+from holdfast.console.call import PageCall, Screen
 from holdfast.console.html import Html, element, text_of
 from holdfast.console.parts import notice
 
@@ -64,7 +64,7 @@ def _inline(text: str) -> Html:
     return Html(_LINK.sub(r"\1", _BOLD.sub(r"<strong>\1</strong>", _CODE.sub(r"<code>\1</code>", safe))))
 
 
-async def _runbooks(call: Call) -> Html:
+async def _runbooks(call: PageCall) -> Html:
     del call
     text = _text()
     if text is None:
@@ -72,4 +72,4 @@ async def _runbooks(call: Call) -> Html:
     return element("section", markdown(text), class_="prose")
 
 
-PAGES: Final = (Page("/runbooks", "Runbooks", "Overview", _runbooks),)
+PAGES: Final = (Screen("/runbooks", "Runbooks", "Overview", _runbooks),)

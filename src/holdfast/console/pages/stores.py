@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.client.protocol.stores.messages import durable_path, store_path
 from holdfast.console import units
-from holdfast.console.call import Call, Page, link
+from holdfast.console.call import PageCall, Screen, link
 from holdfast.console.html import Content, Html, element, join, text_of
 from holdfast.console.pages.stores_acts import (
     CLUSTER_ACTIONS,
@@ -87,7 +87,7 @@ def count_column(title: str, name: str, href: Callable[[Document], str] | None =
     return figures(title, lambda row: count_of(row, name), href)
 
 
-def _without_figures(call: Call, store: str, durable: str) -> bool:
+def _without_figures(call: PageCall, store: str, durable: str) -> bool:
     """Whether the metrics have no line of a durable: they have those of a number of durables only."""
     seen = call.watcher.newest is not None
     return seen and call.watcher.value_of_store("holdfast_durable_backlog", store=store, durable=durable) is None
@@ -96,7 +96,7 @@ def _without_figures(call: Call, store: str, durable: str) -> bool:
 # All stores
 
 
-async def _stores(call: Call) -> Content:
+async def _stores(call: PageCall) -> Content:
     acts = [button("Whole definition", "/definition"), action(call, EDIT_CLUSTER, "Edit parameters")]
     define = action(call, DEFINE_STORE, "Define a store")
     return [
@@ -113,7 +113,7 @@ def _filled(label: str, part: Document, used: str, limit: str, href: str, text: 
     return tile(label, text(size), href, bar(size, number(part.get(limit)), label, text))
 
 
-async def _cluster(call: Call) -> Content:
+async def _cluster(call: PageCall) -> Content:
     cluster = await call.service.read("/v1/cluster")
     disk, pages = document(cluster.get("disk")), document(cluster.get("log"))
     suspended, allocated = bool(cluster.get("suspended")), number(pages.get("allocated"))
@@ -134,7 +134,7 @@ async def _cluster(call: Call) -> Content:
     return [said, head, element("div", acts, class_="actions spaced")]
 
 
-async def _store_table(call: Call) -> Content:
+async def _store_table(call: PageCall) -> Content:
     rows = await call.service.collection("/v1/stores", "stores")
 
     def published(row: Document) -> float | None:
@@ -168,7 +168,7 @@ def _bytes_bar(row: Document) -> Html:
     return bar(used, limit, f"Bytes of {name_of(row)}") if limit else text_of(units.size(used))
 
 
-async def _history(call: Call) -> Content:
+async def _history(call: PageCall) -> Content:
     rows = documents((await call.service.read("/v1/cluster/history")).get("history"))
     rows.sort(key=lambda row: -number(row.get("revision")))
     newest = rows[0].get("revision") if rows else None
@@ -195,7 +195,7 @@ async def _history(call: Call) -> Content:
 # One store
 
 
-async def _store(call: Call) -> Content:
+async def _store(call: PageCall) -> Content:
     store = call.required("store")
     if store != STATISTICS and not is_name(store):
         raise InvalidRequest("no store has this name")
@@ -222,7 +222,7 @@ async def _store(call: Call) -> Content:
     ]
 
 
-async def _store_facts(call: Call, store: str) -> Content:
+async def _store_facts(call: PageCall, store: str) -> Content:
     part = await call.service.read(store_path(store))
     published = call.watcher.rate_of_store("holdfast_message_store_published_total", store=store)
     messages, size = count_of(part, "messages"), count_of(part, "bytes")
@@ -241,7 +241,7 @@ async def _store_facts(call: Call, store: str) -> Content:
     )
 
 
-async def _durable_table(call: Call, store: str) -> Content:
+async def _durable_table(call: PageCall, store: str) -> Content:
     rows = await call.service.collection(f"{store_path(store)}/durables", "durables")
     rest = sum(_without_figures(call, store, name_of(row)) for row in rows)
     note = f"{units.counted(rest, 'durable')} of this store have no rate and no curve: the metrics of the service have "
@@ -254,7 +254,7 @@ async def _durable_table(call: Call, store: str) -> Content:
     ]
 
 
-def _durable_columns(call: Call, store: str) -> list[Column[Document]]:
+def _durable_columns(call: PageCall, store: str) -> list[Column[Document]]:
     now_ms = time.time() * 1000
 
     def acknowledged(row: Document) -> float | None:
@@ -301,7 +301,7 @@ def parked_column(store: str) -> Column[Document]:
     )
 
 
-async def _parameters(call: Call, target: str) -> Html:
+async def _parameters(call: PageCall, target: str) -> Html:
     return _parameters_of(await call.service.read(target))
 
 
@@ -321,7 +321,7 @@ def _as_json(value: object) -> Html:
     return element("code", msgspec.json.encode(value).decode())
 
 
-async def _templates(call: Call, store: str) -> Content:
+async def _templates(call: PageCall, store: str) -> Content:
     rows = await call.service.collection(f"{store_path(store)}/templates", "templates")
     columns: list[Column[Document]] = [
         Column("Template", name_of, name_of),
@@ -336,7 +336,7 @@ async def _templates(call: Call, store: str) -> Content:
 # One durable
 
 
-async def _durable(call: Call) -> Content:
+async def _durable(call: PageCall) -> Content:
     store, name = call.required("store"), call.required("durable")
     part = await call.service.read(durable_path(store, name))
     kind = f", {part.get('type')}{', dynamic' if part.get('dynamic') else ''}."
@@ -350,7 +350,7 @@ async def _durable(call: Call) -> Content:
     ]
 
 
-def _durable_actions(call: Call, store: str, name: str, part: Document) -> list[Content]:
+def _durable_actions(call: PageCall, store: str, name: str, part: Document) -> list[Content]:
     looks = button("Look at the map" if part.get("type") == "map" else "Browse messages", content_of(store, part))
     queue, place = part.get("type") in QUEUES, {"store": store, "durable": name}
     return [
@@ -363,7 +363,7 @@ def _durable_actions(call: Call, store: str, name: str, part: Document) -> list[
     ]
 
 
-def _durable_facts(call: Call, store: str, name: str, part: Document) -> Html:
+def _durable_facts(call: PageCall, store: str, name: str, part: Document) -> Html:
     def count(of: str) -> str:
         return units.count(count_of(part, of))
 
@@ -394,7 +394,7 @@ def _durable_facts(call: Call, store: str, name: str, part: Document) -> Html:
     )
 
 
-def _backlog(call: Call, store: str, name: str) -> Html:
+def _backlog(call: PageCall, store: str, name: str) -> Html:
     values = call.watcher.backlog(store, name)
     span = f"{units.duration(60 * len(values))}" if values else ""
     said = "Once a minute, kept by this console for a day while it runs."
@@ -404,7 +404,7 @@ def _backlog(call: Call, store: str, name: str) -> Html:
     return section("Backlog over time", chart(values, "Backlog", units.count, span=span, tall=True), note)
 
 
-def _subscribers(call: Call, part: Document, browsed: str) -> Html:
+def _subscribers(call: PageCall, part: Document, browsed: str) -> Html:
     def at(name: str) -> Callable[[Document], Content]:
         return lambda row: moment(number(row.get(name)))
 
@@ -428,7 +428,7 @@ def _subscribers(call: Call, part: Document, browsed: str) -> Html:
 # The definition
 
 
-async def _definition(call: Call) -> Content:
+async def _definition(call: PageCall) -> Content:
     revision = call.number("revision")
     if revision:
         earlier = await call.service.read(f"/v1/cluster/history/{revision}")
@@ -450,7 +450,7 @@ async def _definition(call: Call) -> Content:
     ]
 
 
-def _permissions(call: Call, permissions: Document) -> Content:
+def _permissions(call: PageCall, permissions: Document) -> Content:
     def named(part: str) -> list[Document]:
         return [{"name": name, **document(each)} for name, each in document(permissions.get(part)).items()]
 
@@ -473,8 +473,8 @@ def _permissions(call: Call, permissions: Document) -> Content:
 
 
 PAGES: Final = (
-    Page("/stores", "Stores", "Stores", _stores),
-    Page("/store", lambda call: f"Store {call.text('store')}", "Stores", _store),
-    Page("/durable", lambda call: f"Durable {call.text('store')}/{call.text('durable')}", "Stores", _durable),
-    Page("/definition", "Definition of the stores", "Stores", _definition),
+    Screen("/stores", "Stores", "Stores", _stores),
+    Screen("/store", lambda call: f"Store {call.text('store')}", "Stores", _store),
+    Screen("/durable", lambda call: f"Durable {call.text('store')}/{call.text('durable')}", "Stores", _durable),
+    Screen("/definition", "Definition of the stores", "Stores", _definition),
 )

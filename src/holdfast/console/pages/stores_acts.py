@@ -13,7 +13,7 @@ import msgspec
 from holdfast.client.protocol.stores.administration import ClusterCommand
 from holdfast.client.protocol.stores.messages import durable_path, store_path, template_path
 from holdfast.console import units
-from holdfast.console.call import Action, Call, Done, Form, Input, Limit, link, whole
+from holdfast.console.call import Action, ActionDone, Form, Input, Limit, PageCall, link, whole
 from holdfast.console.html import Content, element
 from holdfast.console.parts import anchor, notice
 from holdfast.console.reading.service import (
@@ -43,14 +43,14 @@ AS_YAML: Final = "YAML, as in a definition file; what is not named gets its defa
 def _defining(
     path: str,
     what: str,
-    target: Callable[[Call, str], str],
-    back: Callable[[Call], str],
-    shown: Callable[[Call, str], str],
+    target: Callable[[PageCall, str], str],
+    back: Callable[[PageCall], str],
+    shown: Callable[[PageCall, str], str],
     example: str = "",
 ) -> Action:
     """Defines something that gets a name and parameters."""
 
-    async def form(call: Call) -> Form:
+    async def form(call: PageCall) -> Form:
         effect = f"Makes a {what}. One that exists gets these parameters after another confirmation. "
         parameters = Input("parameters", "Parameters", example, "area", note=AS_YAML)
         return Form(
@@ -60,7 +60,7 @@ def _defining(
             inputs=(Input("name", "Name", required=True), parameters),
         )
 
-    async def act(call: Call) -> Done | Form:
+    async def act(call: PageCall) -> ActionDone | Form:
         name = call.form.get("name", "").strip()
         check_name(what, name)
         given = await document_of(call.form.get("parameters", ""), "the parameters", call.documents)
@@ -80,12 +80,12 @@ def _defining(
         await call.service.change("PUT", target(call, name), given)
         how = "is defined" if known is None else "is defined again"
         named = f" with {', '.join(sorted(given))}" if given else " with the defaults"
-        return Done(f"The {what} {name} {how}{named}.", shown(call, name))
+        return ActionDone(f"The {what} {name} {how}{named}.", shown(call, name))
 
     return Action(path, f"Define a {what}", "Stores", form, act)
 
 
-async def _existing(call: Call, what: str, target: str, name: str) -> Document | None:
+async def _existing(call: PageCall, what: str, target: str, name: str) -> Document | None:
     """What there is now, None where there is nothing."""
     if what == "template":
         templates = await call.service.collection(target.rpartition("/")[0], "templates")
@@ -159,11 +159,11 @@ def replacing(what: str, name: str, known: Document, given: Document) -> Content
     ]
 
 
-def _to_store(call: Call) -> str:
+def _to_store(call: PageCall) -> str:
     return link("/store", store=call.text("store"))
 
 
-def _to_durable(call: Call) -> str:
+def _to_durable(call: PageCall) -> str:
     return link("/durable", store=call.text("store"), durable=call.text("durable"))
 
 
@@ -187,7 +187,7 @@ def losses_of(refusal: str) -> Limit:
     return Limit("message", int(count[1]) if count else 0, is_exact=count is not None and count[2] == "exact")
 
 
-async def _changing(call: Call, form: Form, method: str, target: str, body: Document | None = None) -> Form | None:
+async def _changing(call: PageCall, form: Form, method: str, target: str, body: Document | None = None) -> Form | None:
     """Ask for a change of a definition, which may delete messages only as far as the form confirms.
 
     The service is first asked without ``delete``: it does what deletes nothing, and otherwise says how much would go. A
@@ -215,33 +215,33 @@ def _edit_form(effect: Sequence[str], back: str, field: str, parameters: Documen
     return Form([element("p", each) for each in effect], "Change", back, inputs)
 
 
-async def _changed(call: Call, field: str, part: Document) -> Document:
+async def _changed(call: PageCall, field: str, part: Document) -> Document:
     """What a person changed in ``_edit_form``. Raises: as ``changed_by``."""
     given = await document_of(call.form.get(field, ""), f"the {field}", call.documents)
     shown = await document_of(call.form.get("shown", ""), "what the form showed", call.documents)
     return changed_by(part, given, shown)
 
 
-def _editing(path: str, what: str, target: Callable[[Call], str], back: Callable[[Call], str]) -> Action:
+def _editing(path: str, what: str, target: Callable[[PageCall], str], back: Callable[[PageCall], str]) -> Action:
     """Changes some parameters of a store or a durable."""
     effect = (
         f"Changes the parameters of the {what} that differ from what is in force.",
         "A change that would delete messages has to be confirmed with their number.",
     )
 
-    async def form(call: Call) -> Form:
+    async def form(call: PageCall) -> Form:
         part = await call.service.read(target(call))
         known = {key: value for key, value in part.items() if key not in NOT_PARAMETERS}
         return _edit_form(effect, back(call), "parameters", known)
 
-    async def act(call: Call) -> Done | Form:
+    async def act(call: PageCall) -> ActionDone | Form:
         part = await call.service.read(target(call))
         changed = await _changed(call, "parameters", part)
         asking = _asking(await form(call), changed, _passed_limits(what, changed, part))
         if asking.seen and not asking.is_seen_in(call.form):
             return asking
         confirm = await _changing(call, asking, "PATCH", target(call), changed)
-        return Done(f"Changed: {', '.join(sorted(changed))}.", back(call)) if confirm is None else confirm
+        return ActionDone(f"Changed: {', '.join(sorted(changed))}.", back(call)) if confirm is None else confirm
 
     return Action(path, f"Edit a {what}", "Stores", form, act)
 
@@ -268,7 +268,7 @@ def changed_by(part: Document, given: Document, shown: Document) -> Document:
     return changed
 
 
-async def _delete_store_form(call: Call) -> Form:
+async def _delete_store_form(call: PageCall) -> Form:
     store = call.required("store")
     part = await call.service.read(store_path(store))
     messages, durables = limit_of(part, "messages", "message"), limit_of(part, "durables", "durable")
@@ -285,18 +285,18 @@ async def _delete_store_form(call: Call) -> Form:
     )
 
 
-async def _delete_store(call: Call) -> Done:
+async def _delete_store(call: PageCall) -> ActionDone:
     store = call.required("store")
     part = await call.service.read(store_path(store))
     await call.service.stores.delete_store(store)
     gone = f"{limit_of(part, 'messages', 'message')} of {limit_of(part, 'durables', 'durable')}"
-    return Done(f"The store {store} is deleted, with {gone}.", "/stores")
+    return ActionDone(f"The store {store} is deleted, with {gone}.", "/stores")
 
 
-def _deleting(effect: str, label: str) -> Callable[[Call], Awaitable[Form]]:
+def _deleting(effect: str, label: str) -> Callable[[PageCall], Awaitable[Form]]:
     """The form of an action that deletes the messages of a durable."""
 
-    async def form(call: Call) -> Form:
+    async def form(call: PageCall) -> Form:
         store, name = call.required("store"), call.required("durable")
         part = await call.service.read(durable_path(store, name))
         messages = limit_of(part, "messages", "message")
@@ -311,19 +311,19 @@ def _deleting(effect: str, label: str) -> Callable[[Call], Awaitable[Form]]:
     return form
 
 
-async def _purge(call: Call) -> Done:
+async def _purge(call: PageCall) -> ActionDone:
     purged = await call.service.stores.purge(call.required("store"), call.required("durable"))
-    return Done(f"Removed {counted(purged.messages, 'message')}, {units.size(purged.bytes)}.", _to_durable(call))
+    return ActionDone(f"Removed {counted(purged.messages, 'message')}, {units.size(purged.bytes)}.", _to_durable(call))
 
 
-async def _delete_durable(call: Call) -> Done:
+async def _delete_durable(call: PageCall) -> ActionDone:
     store, name = call.required("store"), call.required("durable")
     part = await call.service.read(durable_path(store, name))
     await call.service.stores.delete_durable(store, name)
-    return Done(f"The durable {name} is deleted, with {limit_of(part, 'messages', 'message')}.", _to_store(call))
+    return ActionDone(f"The durable {name} is deleted, with {limit_of(part, 'messages', 'message')}.", _to_store(call))
 
 
-async def _delete_template_form(call: Call) -> Form:
+async def _delete_template_form(call: PageCall) -> Form:
     store, template = call.required("store"), call.required("template")
     name = element("strong", f"{store}/{template}")
     return Form(
@@ -334,17 +334,17 @@ async def _delete_template_form(call: Call) -> Form:
     )
 
 
-async def _delete_template(call: Call) -> Done:
+async def _delete_template(call: PageCall) -> ActionDone:
     template = call.required("template")
     await call.service.change("DELETE", template_path(call.required("store"), template))
-    return Done(f"The template {template} is deleted.", _to_store(call))
+    return ActionDone(f"The template {template} is deleted.", _to_store(call))
 
 
 def _backlog(part: Document) -> str:
     return counted(int(count_of(part, "backlog")), "message")
 
 
-async def _rewind_form(call: Call) -> Form:
+async def _rewind_form(call: PageCall) -> Form:
     store, name = call.required("store"), call.required("durable")
     part = await call.service.read(durable_path(store, name))
     retention_seconds = number(part.get("retention_time"))
@@ -367,7 +367,7 @@ async def _rewind_form(call: Call) -> Form:
     )
 
 
-async def _rewind(call: Call) -> Done:
+async def _rewind(call: PageCall) -> ActionDone:
     store = call.required("store")
     seq_text, time_text = call.form.get("seq", "").strip(), call.form.get("time", "").strip()
     seq, time_ms = whole("the number", seq_text) if seq_text else None, time_given(time_text) if time_text else None
@@ -382,14 +382,16 @@ async def _rewind(call: Call) -> Done:
         except HoldfastError as error:
             if at_name == 0:
                 raise
-            return Done(f"Rewound: {', '.join(names[:at_name])}. Not {name}: {error.statement()}.", _to_durable(call))
+            return ActionDone(
+                f"Rewound: {', '.join(names[:at_name])}. Not {name}: {error.statement()}.", _to_durable(call)
+            )
     call.service.forget()
     part = await call.service.read(durable_path(store, names[0]))
     said = f"Rewound: {', '.join(names)}. {_backlog(part)} now wait in {names[0]}; a long rewind goes on."
-    return Done(said, _to_durable(call))
+    return ActionDone(said, _to_durable(call))
 
 
-async def _redeliver_form(call: Call) -> Form:
+async def _redeliver_form(call: PageCall) -> Form:
     store, name = call.required("store"), call.required("durable")
     part = await call.service.read(durable_path(store, name))
     parked = counted(int(count_of(part, "parked")), "parked message")
@@ -421,15 +423,15 @@ def ranges_in(text: str) -> list[tuple[int, int]]:
     return ranges
 
 
-async def _redeliver(call: Call) -> Done:
+async def _redeliver(call: PageCall) -> ActionDone:
     store, name, most = call.required("store"), call.required("durable"), call.form.get("max", "").strip()
     limit = whole("at most", most) if most else None
     done = await call.service.stores.redeliver(store, name, ranges_in(call.form.get("messages", "")), limit=limit)
     left = "".join(f", {units.count(number)} stay ({reason})" for reason, number in done.left.items())
-    return Done(f"Delivered again: {counted(done.messages, 'message')}{left}.", _to_durable(call))
+    return ActionDone(f"Delivered again: {counted(done.messages, 'message')}{left}.", _to_durable(call))
 
 
-async def _publish_form(call: Call) -> Form:
+async def _publish_form(call: PageCall) -> Form:
     store = call.required("store")
     rest = ". Subscribers get it like any other message."
     return Form(
@@ -444,14 +446,14 @@ async def _publish_form(call: Call) -> Form:
     )
 
 
-async def _publish(call: Call) -> Done:
+async def _publish(call: PageCall) -> ActionDone:
     store = call.required("store")
     fields = await document_of(call.form.get("fields", ""), "the fields", call.documents)
     message = {"body": call.form.get("body", "").encode(), "fields": fields, "key": call.form.get("key") or None}
     answer = await call.service.change("POST", f"{store_path(store)}/messages", {"messages": [message]})
     unmatched = number(answer.get("unmatched"))
     said = " No durable wanted it, so it is not kept." if unmatched else ""
-    return Done(f"Published as number {answer.get('last_seq')}.{said}", _to_store(call))
+    return ActionDone(f"Published as number {answer.get('last_seq')}.{said}", _to_store(call))
 
 
 def names_in(definition: Document) -> frozenset[str]:
@@ -470,7 +472,7 @@ def _named(what: str, names: frozenset[str]) -> Content:
     return element("p", f"{what}: ", element("strong", ", ".join(first)), f"{more}.")
 
 
-async def _rollback_form(call: Call) -> Form:
+async def _rollback_form(call: PageCall) -> Form:
     revision = call.number("revision")
     earlier = await call.service.read(f"/v1/cluster/history/{revision}")
     in_force = await call.service.read("/v1/cluster/definition")
@@ -494,7 +496,7 @@ async def _rollback_form(call: Call) -> Form:
     )
 
 
-async def _rollback(call: Call) -> Done | Form:
+async def _rollback(call: PageCall) -> ActionDone | Form:
     revision = call.number("revision")
     confirm = await _changing(call, await _rollback_form(call), "POST", "/v1/cluster/rollback", {"revision": revision})
     if confirm is not None:
@@ -502,10 +504,10 @@ async def _rollback(call: Call) -> Done | Form:
     call.service.forget()
     revision_now = (await _cluster_afterwards(call)).get("revision")
     named = f", as revision {revision_now}" if revision_now is not None else ""
-    return Done(f"The definition of revision {revision} is in force again{named}.", "/stores")
+    return ActionDone(f"The definition of revision {revision} is in force again{named}.", "/stores")
 
 
-async def _cluster_afterwards(call: Call) -> Document:
+async def _cluster_afterwards(call: PageCall) -> Document:
     """The cluster after something was done to it. Empty where it cannot be read: what was done is done."""
     try:
         return await call.service.read("/v1/cluster")
@@ -519,35 +521,35 @@ CLUSTER_PARAMETERS: Final = (
 )  # fmt: skip
 
 
-async def _edit_cluster_form(call: Call) -> Form:
+async def _edit_cluster_form(call: PageCall) -> Form:
     cluster = await _part_of_definition(call, "cluster")
     known = {name: value for name, value in cluster.items() if name in CLUSTER_PARAMETERS}
     effect = "Changes the parameters of the cluster: persistence, limits, swap, the part of the disk."
     return _edit_form([effect], "/stores", "parameters", known)
 
 
-async def _edit_cluster(call: Call) -> Done | Form:
+async def _edit_cluster(call: PageCall) -> ActionDone | Form:
     changed = await _changed(call, "parameters", await _part_of_definition(call, "cluster"))
     revisions = len(documents((await call.service.read("/v1/cluster/history")).get("history")))
     lines = cluster_limits(changed, await call.service.read("/v1/cluster"), revisions)
     asking = _asking(await _edit_cluster_form(call), changed, notice("warn", " ".join(lines)) if lines else None)
     if asking.seen and not asking.is_seen_in(call.form):
         return asking
-    return Done(f"Changed in revision {await _change_part(call, 'cluster', changed)}.", "/stores")
+    return ActionDone(f"Changed in revision {await _change_part(call, 'cluster', changed)}.", "/stores")
 
 
-async def _part_of_definition(call: Call, part: str) -> Document:
+async def _part_of_definition(call: PageCall, part: str) -> Document:
     definition = document((await call.service.read("/v1/cluster/definition")).get("definition"))
     return document(definition.get(part))
 
 
-async def _change_part(call: Call, part: str, changed: Document) -> str:
+async def _change_part(call: PageCall, part: str, changed: Document) -> str:
     """Change one part of the definition: its new revision, and what was changed."""
     answer = await call.service.change("PATCH", "/v1/cluster/definition", {part: changed})
     return f"{answer.get('revision')}: {', '.join(sorted(changed))}"
 
 
-async def _edit_permissions_form(call: Call) -> Form:
+async def _edit_permissions_form(call: PageCall) -> Form:
     effect = (
         "Changes only what is named; null removes a user or a role. It counts from the next request on.",
         "A new user needs a token of at least 16 random characters, of which the service keeps the SHA-256.",
@@ -555,10 +557,10 @@ async def _edit_permissions_form(call: Call) -> Form:
     return _edit_form(effect, "/definition", "permissions", await _part_of_definition(call, "permissions"))
 
 
-async def _edit_permissions(call: Call) -> Done:
+async def _edit_permissions(call: PageCall) -> ActionDone:
     changed = await _changed(call, "permissions", await _part_of_definition(call, "permissions"))
     revision = await _change_part(call, "permissions", changed)
-    return Done(f"Users and roles are changed in revision {revision}.", "/definition")
+    return ActionDone(f"Users and roles are changed in revision {revision}.", "/definition")
 
 
 UNTIL_RESUMED: Final = "“Resume” on the page of the stores ends that, and so does a restart or another leader."
@@ -588,17 +590,17 @@ def _cluster_command(
 ) -> Action:
     """A command to the cluster. ``came_of_it`` says what was done, of its answer and of the cluster after it."""
 
-    async def form(call: Call) -> Form:
+    async def form(call: PageCall) -> Form:
         said = element("p", figures_of(await call.service.read("/v1/cluster")))
         return Form(effect=[element("p", effect), said], button=title, back="/stores", inputs=inputs, typed=typed)
 
-    async def act(call: Call) -> Done:
+    async def act(call: PageCall) -> ActionDone:
         given: dict[str, Any] = {each.name: call.form.get(each.name, "").strip() for each in inputs}
         if not all(FOLDER.fullmatch(name) for name in given.values()):
             raise InvalidRequest("a folder's name begins with a letter or digit and has only these and . _ -")
         answer = await call.service.stores.cluster_command(name, given or None)
         call.service.forget()
-        return Done(came_of_it(answer, await _cluster_afterwards(call)), "/stores")
+        return ActionDone(came_of_it(answer, await _cluster_afterwards(call)), "/stores")
 
     return Action(f"/cluster/{name}", title, "Stores", form, act)
 

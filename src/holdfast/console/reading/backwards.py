@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.client.protocol.effects import Checkpoint, TransactionEvent
-from holdfast.console.reading.service import Service
+from holdfast.console.reading.service import WatchedService
 from holdfast.errors import Code, HoldfastError, NotFound, Unavailable
 
 SECONDS_MAX: Final = 2.0
@@ -50,7 +50,7 @@ class BackwardPage:
 ALL: Final = LogSearch()
 
 
-async def newest(service: Service, high: int, count: int, wanted: LogSearch = ALL) -> BackwardPage:
+async def newest(service: WatchedService, high: int, count: int, wanted: LogSearch = ALL) -> BackwardPage:
     """The ``count`` newest transactions at or below version ``high``; fewer where the time is over."""
     transactions: list[TransactionEvent] = []
     looked_at, width, end = 0, WINDOW_BEGIN, time.monotonic() + SECONDS_MAX
@@ -90,7 +90,9 @@ def _before_gap(error: HoldfastError, version: int) -> int | None:
     return back if isinstance(back, int) and back < version else None
 
 
-async def _window(service: Service, low: int, high: int, wanted: LogSearch) -> tuple[list[TransactionEvent], bool]:
+async def _window(
+    service: WatchedService, low: int, high: int, wanted: LogSearch
+) -> tuple[list[TransactionEvent], bool]:
     """The transactions of ``(low, high]`` in their order, and whether these are all."""
     events: list[TransactionEvent] = []
     stream = service.log.subscribe(low, begin=wanted.begin, end=wanted.end, checkpoints=True)
@@ -113,7 +115,7 @@ async def _window(service: Service, low: int, high: int, wanted: LogSearch) -> t
     return events, True
 
 
-async def first_after(service: Service, version: int) -> TransactionEvent | None:
+async def first_after(service: WatchedService, version: int) -> TransactionEvent | None:
     """The first transaction above a version; None where there is none yet. Raises: NotFound (``log_truncated``)."""
     try:
         return await _first_after(service, version)
@@ -124,7 +126,7 @@ async def first_after(service: Service, version: int) -> TransactionEvent | None
         return await _first_after(service, back)  # the gap has no transaction
 
 
-async def _first_after(service: Service, version: int) -> TransactionEvent | None:
+async def _first_after(service: WatchedService, version: int) -> TransactionEvent | None:
     async with service.log.subscribe(version, checkpoints=True) as stream:
         try:
             async with asyncio.timeout(SECONDS_MAX):
@@ -138,7 +140,7 @@ async def _first_after(service: Service, version: int) -> TransactionEvent | Non
     return None
 
 
-async def at_time(service: Service, time_ms: int, newest_version: int) -> int:
+async def at_time(service: WatchedService, time_ms: int, newest_version: int) -> int:
     """The newest version whose transaction was made at or before a time, about; 0 before the first.
 
     *Cost*: at most 54 requests for one event each, within ``SECONDS_MAX``.
@@ -160,6 +162,6 @@ async def at_time(service: Service, time_ms: int, newest_version: int) -> int:
     return low
 
 
-async def newest_version(service: Service) -> int:
+async def newest_version(service: WatchedService) -> int:
     """The newest durable version. Raises: HoldfastError."""
     return (await service.log.version(local=True)).version

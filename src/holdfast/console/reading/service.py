@@ -73,7 +73,7 @@ class Member:
         return self.alive is not None and self.alive.leading
 
 
-class Service:
+class WatchedService:
     """The addresses of one service, asked with one token."""
 
     def __init__(

@@ -18,7 +18,7 @@ from typing import Final
 
 from holdfast.console import units
 from holdfast.console.reading.exposition import Scrape, quantile
-from holdfast.console.reading.service import Member, Service
+from holdfast.console.reading.service import Member, WatchedService
 from holdfast.errors import HoldfastError, Unavailable
 
 _logger = logging.getLogger("holdfast.console")
@@ -44,7 +44,7 @@ class Watcher:
     answers, None while one does; then ``problem`` says why. ``refused``: the token may not read the metrics.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: WatchedService) -> None:
         self.service = service
         self.scrapes: deque[Scrape] = deque(maxlen=SCRAPES_MAX)
         self.members: list[Member] = []

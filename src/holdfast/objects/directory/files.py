@@ -14,7 +14,7 @@ from typing import Final
 
 from holdfast.files.durable_directory import SystemDirectories
 from holdfast.files.private_files import FILE_MODE
-from holdfast.objects.directory.identity import Identity, unstable
+from holdfast.objects.directory.identity import Inode, unstable
 
 LOOKS_MAX: Final = 4
 """A directory that is replaced while it is opened looks the same twice after that; one more for each replacement."""
@@ -119,22 +119,22 @@ class PosixFiles(SystemDirectories):
             return False
         return True
 
-    def identity(self, directory: int) -> Identity:
+    def identity(self, directory: int) -> Inode:
         """The device and inode of an open directory."""
         status = os.fstat(directory)
-        return Identity(status.st_dev, status.st_ino)
+        return Inode(status.st_dev, status.st_ino)
 
-    def identity_at(self, path: str) -> Identity:
+    def identity_at(self, path: str) -> Inode:
         """Those of what a path names now; FileNotFoundError when it is absent."""
         status = os.stat(path)
-        return Identity(status.st_dev, status.st_ino)
+        return Inode(status.st_dev, status.st_ino)
 
     def is_removed(self, directory: int) -> bool:
         """Whether an open directory has no name any more."""
         return os.fstat(directory).st_nlink == 0
 
 
-def settled(files: PosixFiles, path: str) -> tuple[int, Identity]:
+def settled(files: PosixFiles, path: str) -> tuple[int, Inode]:
     """Open ``path``: the handle, and the identity that its path had at two looks. Raises: OSError, Unstable."""
     handle = files.open_directory(path)
     try:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Identity(NamedTuple):
+class Inode(NamedTuple):
     """The device and the inode of a directory."""
 
     device: int
@@ -30,7 +30,7 @@ class Unstable(Replaced):
     """The file system changes the inode of a directory, so that one that was replaced cannot be recognised."""
 
 
-def replaced(path: str, now: Identity | None) -> Replaced:
+def replaced(path: str, now: Inode | None) -> Replaced:
     """The error that says what happened to the directory at ``path``; ``now`` is what stands there, if anything."""
     what = (
         "was moved or removed"
@@ -68,7 +68,7 @@ def file_system_of(path: str | Path) -> tuple[str, str]:
     return kind, mount
 
 
-def encode_identity(identity: Identity) -> str:
+def encode_identity(identity: Inode) -> str:
     """``device:inode``.
 
     >>> decode_identity(encode_identity(Identity(1, 2)))
@@ -77,7 +77,7 @@ def encode_identity(identity: Identity) -> str:
     return f"{identity.device}:{identity.inode}"
 
 
-def decode_identity(text: str) -> Identity:
+def decode_identity(text: str) -> Inode:
     """The opposite of ``encode_identity``."""
     device, _, inode = text.partition(":")
-    return Identity(int(device), int(inode))
+    return Inode(int(device), int(inode))

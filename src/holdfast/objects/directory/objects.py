@@ -28,7 +28,7 @@ from enum import Enum, auto
 from typing import Final
 
 from holdfast.objects.directory.files import NOT_HERE, PosixFiles
-from holdfast.objects.directory.identity import Identity, replaced, unstable
+from holdfast.objects.directory.identity import Inode, replaced, unstable
 
 SLOT_MAX = 2**64 - 1
 GAP_MAX = 2_000
@@ -90,7 +90,7 @@ FILE: Final = "fit"
 TAKEN: Final = "fit-taken"
 
 
-class Unfit(OSError):
+class UnfitPlace(OSError):
     """This file system cannot create a name only if it is absent."""
 
 
@@ -128,7 +128,7 @@ def find_naming(files: PosixFiles, own: int, root: str) -> Naming:
         for name in (FILE, TAKEN):
             if files.size(own, name) is not None:
                 files.unlink(own, name)
-    raise Unfit(errno.ENOTSUP, "the file system has neither hard links nor a rename that refuses to replace", root)
+    raise UnfitPlace(errno.ENOTSUP, "the file system has neither hard links nor a rename that refuses to replace", root)
 
 
 def _give_name(files: PosixFiles, naming: Naming, file: int, own: int, temporary: str, target: int, name: str) -> None:
@@ -170,13 +170,13 @@ class DirectoryObjects:
     ``known``: the identities that another process of this store has seen of these two, by folder.
     """
 
-    def __init__(self, files: PosixFiles, root: str, token: str, known: Mapping[str, Identity] = {}) -> None:
+    def __init__(self, files: PosixFiles, root: str, token: str, known: Mapping[str, Inode] = {}) -> None:
         self._files = files
         self._root = root
         self._token = token
         self._root_handle = files.open_directory(root)
         self._known = known
-        self._identities: dict[str, Identity] = {}
+        self._identities: dict[str, Inode] = {}
         try:
             self._read_only = files.is_read_only(self._root_handle)
             self._identify("", self._root_handle)
@@ -430,7 +430,7 @@ class DirectoryObjects:
             raise replaced(self._path(folder), identity)
         self._identities[folder] = identity
 
-    def identity_of(self, folder: str) -> Identity | None:
+    def identity_of(self, folder: str) -> Inode | None:
         """That of a folder that is open."""
         return self._identities.get(folder)
 

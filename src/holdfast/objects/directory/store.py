@@ -35,7 +35,7 @@ from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavail
 from holdfast.files.durable_directory import make_durable_directory
 from holdfast.objects.directory import worker
 from holdfast.objects.directory.files import PosixFiles, settled
-from holdfast.objects.directory.identity import Identity, Unstable, decode_identity, replaced
+from holdfast.objects.directory.identity import Inode, Unstable, decode_identity, replaced
 from holdfast.objects.directory.objects import COUNTDOWN_DIRECTORY
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown, require_key
 
@@ -162,7 +162,7 @@ class _Lane:
         root: str,
         size: int,
         poison: Callable[[str], object],
-        known: Mapping[str, Identity] = {},
+        known: Mapping[str, Inode] = {},
     ) -> None:
         self._root = root
         self._size = size
@@ -306,7 +306,7 @@ class DirectoryStore:
         """Raises: OSError when an existing ``root`` cannot be opened, Unstable."""
         self.url = root.as_uri()
         self._root = str(root)
-        self._known: dict[str, Identity] = {}
+        self._known: dict[str, Inode] = {}
         self._handles: builtins.list[int] = []
         self._files = PosixFiles()
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

@@ -21,8 +21,8 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from holdfast.objects.directory.files import PosixFiles
-from holdfast.objects.directory.identity import Identity, Replaced, decode_identity, encode_identity
-from holdfast.objects.directory.objects import COUNTDOWN_DIRECTORY, DirectoryObjects, Poisoned, Unfit
+from holdfast.objects.directory.identity import Inode, Replaced, decode_identity, encode_identity
+from holdfast.objects.directory.objects import COUNTDOWN_DIRECTORY, DirectoryObjects, Poisoned, UnfitPlace
 from holdfast.objects.directory.time_slice import WAITING_NS, ask_for_time_slice
 
 CREATE, READ, LIST, DELETE = range(4)
@@ -48,7 +48,7 @@ main(int(sys.argv[2]), *sys.argv[3:])
 """
 
 
-def worker_command(root: str, token: str, descriptor: int, known: Mapping[str, Identity]) -> list[str]:
+def worker_command(root: str, token: str, descriptor: int, known: Mapping[str, Inode]) -> list[str]:
     """The command of a worker on an inherited socket. It imports its modules without running the packages' own code.
 
     ``known``: see ``DirectoryObjects``.
@@ -109,7 +109,7 @@ def answer(objects: DirectoryObjects, operation: int, key: str, argument: memory
         objects.delete(*str(argument, "ascii").split("\n"))
     except Poisoned as error:
         return POISONED, _reason(error)
-    except Unfit as error:
+    except UnfitPlace as error:
         return UNFIT, _reason(error)
     except Replaced as error:
         return REPLACED, _reason(error)
@@ -131,7 +131,7 @@ def main(descriptor: int, root: str, token: str, *identities: str) -> None:
     serve(socket.socket(fileno=descriptor), root, token, {folder: decode_identity(text) for folder, _, text in pairs})
 
 
-def serve(stream: socket.socket, root: str, token: str, known: Mapping[str, Identity] = {}) -> None:
+def serve(stream: socket.socket, root: str, token: str, known: Mapping[str, Inode] = {}) -> None:
     """Serve one socket until it ends, and close it."""
     with stream:
         objects, refusal = _opened(root, token, known)
@@ -151,7 +151,7 @@ def serve(stream: socket.socket, root: str, token: str, known: Mapping[str, Iden
                 objects.close()
 
 
-def _opened(root: str, token: str, known: Mapping[str, Identity]) -> tuple[DirectoryObjects | None, tuple[int, bytes]]:
+def _opened(root: str, token: str, known: Mapping[str, Inode]) -> tuple[DirectoryObjects | None, tuple[int, bytes]]:
     """The objects, or None and the answer that says why not."""
     try:
         return DirectoryObjects(PosixFiles(), root, token, known), (DONE, b"")

@@ -69,7 +69,7 @@ encode_one: Callable[[int, int, int], bytes] = ONE.pack
 """The bytes of a command with one number, from kind, time and number."""
 
 
-class Kind(IntEnum):
+class CommandKind(IntEnum):
     """The effect of a command."""
 
     TAKE = 1
@@ -100,18 +100,18 @@ def encode_command(kind: int, time_ns: int, *numbers: int) -> bytes:
     return HEAD.pack(kind, time_ns) + Struct(f"<{len(numbers)}Q").pack(*numbers)
 
 
-def decode_command(data: bytes) -> tuple[Kind, int, tuple[int, ...]]:
+def decode_command(data: bytes) -> tuple[CommandKind, int, tuple[int, ...]]:
     """Kind, time and numbers of a command that is not a state. Raises: ``CorruptData``."""
     count, rest = divmod(len(data) - HEAD.size, NUMBER_BYTES)
-    if rest or count < 1 or not Kind.TAKE <= data[0] < Kind.STATE:
+    if rest or count < 1 or not CommandKind.TAKE <= data[0] < CommandKind.STATE:
         raise CorruptData("no command of a work queue", code=Code.CORRUPT_QUEUE, bytes=len(data))
     kind, time_ns, *numbers = Struct(f"<Bq{count}Q").unpack(data)
-    return Kind(kind), time_ns, tuple(numbers)
+    return CommandKind(kind), time_ns, tuple(numbers)
 
 
 def encode_state(state: WorkState) -> bytes:
     """The bytes of a state. Cost: 24 bytes for each started message."""
-    head = STATE.pack(Kind.STATE, 0, state.next_seq, state.dead_seq, len(state.started))
+    head = STATE.pack(CommandKind.STATE, 0, state.next_seq, state.dead_seq, len(state.started))
     started = [STARTED.pack(seq, due, count, leased) for seq, (due, count, leased) in state.started.items()]
     return b"".join((head, *started))
 

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, NotFound
 from holdfast.queue.format.commands import (
     STATE_KIND,
+    CommandKind,
     DeadLetter,
-    Kind,
     WorkState,
     decode_command,
     decode_state,
@@ -224,7 +224,7 @@ def find_state(
     before = (machine.next_seq, len(machine.started), machine.dead_seq)
     if cursor is not None:
         # Lost power can take commands and spare the cursor: its messages are done, and may be removed.
-        machine.apply(Kind.SKIP, 0, (1, cursor.committed_seq))
+        machine.apply(CommandKind.SKIP, 0, (1, cursor.committed_seq))
     find_buried(core, name, machine)
     if not log.is_compact or before != (machine.next_seq, len(machine.started), machine.dead_seq):
         log.compact(machine, now=True)

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from holdfast.errors import Code, CorruptData
-from holdfast.queue.format.commands import Kind, Started, WorkState
+from holdfast.queue.format.commands import CommandKind, Started, WorkState
 
 STALE_MAX = 64
 
@@ -91,37 +91,37 @@ class WorkMachine:
         """The messages that workers have."""
         return [seq for seq, (_, _, leased) in self.started.items() if leased]
 
-    def apply(self, kind: Kind, time_ns: int, numbers: Sequence[int]) -> None:
+    def apply(self, kind: CommandKind, time_ns: int, numbers: Sequence[int]) -> None:
         """Change the state by one command.
 
         Raises: ``CorruptData`` for a command that the state does not allow; earlier numbers of the same command are
         applied.
         """
         match kind:
-            case Kind.TAKE:
+            case CommandKind.TAKE:
                 first = self.next_seq
                 if numbers[0] == first and tuple(numbers) == tuple(range(first, first + len(numbers))):
                     self._take_new(numbers, time_ns)
                 else:
                     for seq in numbers:
                         self.take(seq, time_ns)
-            case Kind.DONE:
+            case CommandKind.DONE:
                 for seq in numbers:
                     self.finish(seq)
-            case Kind.RETURN | Kind.EXTEND:
+            case CommandKind.RETURN | CommandKind.EXTEND:
                 for seq in numbers:
-                    self._set_due(seq, time_ns, leased=kind is Kind.EXTEND)
-            case Kind.BURY:
+                    self._set_due(seq, time_ns, leased=kind is CommandKind.EXTEND)
+            case CommandKind.BURY:
                 seq, dead_seq = _pair(kind, numbers)
                 self.finish(seq)
                 self.dead_seq = dead_seq
-            case Kind.SKIP:
+            case CommandKind.SKIP:
                 first, last = _pair(kind, numbers)
                 for seq in [started for started in self.started if first <= started <= last]:
                     self.finish(seq)
                 if first <= self.next_seq <= last:
                     self.next_seq = last + 1
-            case Kind.STATE:
+            case CommandKind.STATE:
                 raise CorruptData("a state is not applied: it replaces the machine", code=Code.CORRUPT_QUEUE)
 
     def take(self, seq: int, lease_ends_ns: int) -> int:
@@ -163,7 +163,7 @@ class WorkMachine:
 
     def _take_in_doubt(self, seq: int) -> int:
         if not self.doubtful:
-            raise _illegal(Kind.TAKE, seq)
+            raise _illegal(CommandKind.TAKE, seq)
         for missing in range(self.next_seq, seq):
             self.started[missing] = (0, 1, False)
             heappush(self.dues, (0, missing))
@@ -178,7 +178,7 @@ class WorkMachine:
         """Forget one message: it is acknowledged, buried or gone."""
         if self.started.pop(seq, None) is None:
             if not self.doubtful:
-                raise _illegal(Kind.DONE, seq)
+                raise _illegal(CommandKind.DONE, seq)
             if seq >= self.next_seq:
                 self._take_in_doubt(seq)
 
@@ -188,7 +188,7 @@ class WorkMachine:
             if seq < self.next_seq and self.doubtful:
                 return
             if not self.doubtful:
-                raise _illegal(Kind.EXTEND if leased else Kind.RETURN, seq)
+                raise _illegal(CommandKind.EXTEND if leased else CommandKind.RETURN, seq)
             entry = (0, self._take_in_doubt(seq), False)
         self.started[seq] = (due_ns, entry[1], leased)
         self._push(due_ns, seq)
@@ -204,13 +204,13 @@ class WorkMachine:
             assert all(heap[index] >= heap[(index - 1) // 2] for index in range(1, len(heap))), "a heap"
 
 
-def _pair(kind: Kind, numbers: Sequence[int]) -> tuple[int, int]:
+def _pair(kind: CommandKind, numbers: Sequence[int]) -> tuple[int, int]:
     if len(numbers) != 2:
         raise CorruptData("a command has too few or too many numbers", code=Code.CORRUPT_QUEUE, kind=kind.name)
     return numbers[0], numbers[1]
 
 
-def _illegal(kind: Kind, seq: int) -> CorruptData:
+def _illegal(kind: CommandKind, seq: int) -> CorruptData:
     return CorruptData(
         "the log of a work queue breaks its rules",
         code=Code.CORRUPT_QUEUE,

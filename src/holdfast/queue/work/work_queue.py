@@ -24,8 +24,8 @@ from holdfast.queue.files.disk_errors import refusals
 from holdfast.queue.files.process import WithBlock, forked, poison_in_children
 from holdfast.queue.format.commands import (
     COMMAND_NUMBERS_MAX,
+    CommandKind,
     DeadLetter,
-    Kind,
     check_reason,
     encode_command,
     encode_one,
@@ -155,7 +155,7 @@ class WorkSource:
             reader.close()
 
 
-TAKE, DONE = int(Kind.TAKE), int(Kind.DONE)
+TAKE, DONE = int(CommandKind.TAKE), int(CommandKind.DONE)
 CURSOR_EVERY = 256
 """Acknowledgements between two writes of the cursor, which only retention and a lost log need."""
 STARTED_MAX = 1_000_000
@@ -355,7 +355,7 @@ class WorkQueue(WithBlock):
         try:
             messages = self._source.read_ahead(machine.next_seq, max(0, count))
             if messages:
-                self._do(Kind.TAKE, self._clock() + self._ack_wait_ns, *[message[0] for message in messages])
+                self._do(CommandKind.TAKE, self._clock() + self._ack_wait_ns, *[message[0] for message in messages])
         except BaseException:
             self._source.close()  # it reads on from the first one that was not taken
             raise
@@ -368,7 +368,7 @@ class WorkQueue(WithBlock):
         if message is None:
             return None
         if message[0] > next_seq:
-            self._do(Kind.SKIP, 0, next_seq, message[0] - 1)
+            self._do(CommandKind.SKIP, 0, next_seq, message[0] - 1)
         return message
 
     def _next_due(self, now_ns: int) -> Message | None:
@@ -379,7 +379,7 @@ class WorkQueue(WithBlock):
             _, deliveries, leased = machine.started[seq]
             message = self._source.fetch(seq)
             if message is None:
-                self._do(Kind.SKIP, 0, seq, seq)
+                self._do(CommandKind.SKIP, 0, seq, seq)
             elif deliveries < self._max_deliveries:
                 return message
             else:
@@ -415,7 +415,7 @@ class WorkQueue(WithBlock):
         """As ``ack``, all or none of them, in one command. *Raises*: also ``InvalidRequest`` for none."""
         with self._lock:
             seqs = self._owned(jobs)
-            written = self._do(Kind.DONE, 0, *seqs)
+            written = self._do(CommandKind.DONE, 0, *seqs)
             waiters = self._finished(len(seqs))
         self._log.wait(written)
         for waiter in waiters:
@@ -451,7 +451,7 @@ class WorkQueue(WithBlock):
                     job, job.deliveries, reason or f"delivered {job.deliveries} times: it was given back"
                 )
             else:
-                written = self._do(Kind.RETURN, self._clock() + delay_ns, seq)
+                written = self._do(CommandKind.RETURN, self._clock() + delay_ns, seq)
             waiters = list(self._waiters)
         self._log.wait(written)
         for waiter in waiters:
@@ -462,7 +462,7 @@ class WorkQueue(WithBlock):
         extension_ns = self._ack_wait_ns if ack_wait is None else seconds_ns("ack_wait", ack_wait)
         with self._lock:
             (seq,) = self._owned((job,))
-            written = self._do(Kind.EXTEND, self._clock() + extension_ns, seq)
+            written = self._do(CommandKind.EXTEND, self._clock() + extension_ns, seq)
         self._log.wait(written)
 
     def dead_letter(self, job: Job, reason: str = "given up") -> None:
@@ -510,9 +510,9 @@ class WorkQueue(WithBlock):
                 letters[seq] = self._resources.dead.append(letter.encode())
             # An opening looks after this number: no letter whose BURY is owed may be before it.
             owed = [number - 1 for other, number in letters.items() if other != seq]
-            return self._do(Kind.BURY, 0, seq, min([self._resources.dead.last_seq, *owed]))
+            return self._do(CommandKind.BURY, 0, seq, min([self._resources.dead.last_seq, *owed]))
 
-    def _do(self, kind: Kind, time_ns: int, *numbers: int) -> int:
+    def _do(self, kind: CommandKind, time_ns: int, *numbers: int) -> int:
         """Write a command, then apply it. Call with the lock held."""
         self._log.record(encode_command(kind, time_ns, *numbers))
         try:
@@ -560,7 +560,7 @@ class WorkQueue(WithBlock):
         """Call with the lock held."""
         leased = [seq for seq in self._machine.leased() if seq not in keep]
         for first in range(0, len(leased), COMMAND_NUMBERS_MAX):
-            self._do(Kind.RETURN, due_ns, *leased[first : first + COMMAND_NUMBERS_MAX])
+            self._do(CommandKind.RETURN, due_ns, *leased[first : first + COMMAND_NUMBERS_MAX])
 
     def close(self) -> None:
         """Return the jobs of workers, make everything durable, release the name. Closing twice is harmless.

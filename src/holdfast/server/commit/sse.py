@@ -33,7 +33,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.commit.format.transaction import Operation, RangeDelete
-from holdfast.commit.reading.feed import Checkpoint, Event, EventBatch, LeaderChange, StoresEvent, TransactionEvent
+from holdfast.commit.reading.feed import Event, EventBatch, FeedCheckpoint, FeedTransaction, LeaderChange, StoresEvent
 from holdfast.errors import Backpressure, Code, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
 from holdfast.server.commit.stream_source import READERS_MAX, READERS_OF_CLIENT, StreamSource
 from holdfast.server.gateway import Gateway, ShownStores
@@ -126,7 +126,7 @@ def encode_event(
     """The text of one event; ``log_id`` is that of the object that holds it."""
     log = log_id.encode()
     match event:
-        case TransactionEvent():
+        case FeedTransaction():
             data = _encode(
                 TransactionData(
                     event.version,
@@ -153,7 +153,7 @@ def encode_event(
             data = _encode(PublishedData(event.version, event.leader_id, _timestamp(event.time_ms), last))
             texts.append(b"id: %d@%b\nevent: published\ndata: %b\n\n" % (event.version, log, data))
             return b"".join(texts)
-        case Checkpoint(committed_version=version, leader_id=leader_id):
+        case FeedCheckpoint(committed_version=version, leader_id=leader_id):
             data = _encode(CheckpointData(version, leader_id))
             # A stream that is ahead of durability cannot resume from a checkpoint.
             identity = b"id: %d@%b\n" % (version, log) if durable_stream else b""
@@ -211,12 +211,12 @@ class Selection:
         if self.keys is None and self.stores is None:
             return encode_batch(batch, durable_stream=durable_stream)
         parts: list[bytes] = []
-        skipped: TransactionEvent | None = None
+        skipped: FeedTransaction | None = None
         for event in batch.events:
             published: list[StreamMessage] | UnsetType = UNSET
-            if self.stores is not None and isinstance(event, TransactionEvent | StoresEvent):
+            if self.stores is not None and isinstance(event, FeedTransaction | StoresEvent):
                 published = self.stores.messages(_records_of(event)) or UNSET
-            if self.keys is not None and isinstance(event, TransactionEvent):
+            if self.keys is not None and isinstance(event, FeedTransaction):
                 kept = self.keys.operations(event.operations)
                 if not kept and not published:
                     skipped = event
@@ -229,12 +229,12 @@ class Selection:
             text = encode_event(event, batch.log_id, durable_stream=durable_stream, published=published)
             parts.append(text)
         if skipped is not None and skipped.durable:
-            checkpoint = Checkpoint(skipped.version, skipped.leader_id)
+            checkpoint = FeedCheckpoint(skipped.version, skipped.leader_id)
             parts.append(encode_event(checkpoint, batch.log_id, durable_stream=durable_stream))
         return b"".join(parts)
 
 
-def _records_of(event: TransactionEvent | StoresEvent) -> list[bytes]:
+def _records_of(event: FeedTransaction | StoresEvent) -> list[bytes]:
     if isinstance(event, StoresEvent):
         return [record for _, record in event.records]
     return [] if event.record is None else [event.record]

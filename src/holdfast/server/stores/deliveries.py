@@ -33,8 +33,8 @@ from holdfast.server.stores.subscribers import (
     Poller,
     Problem,
     Run,
+    ServedSubscriber,
     StartedMessages,
-    Subscriber,
     wall_ms,
 )
 from holdfast.stores.durables.consumption import Consumption
@@ -72,8 +72,8 @@ class _DurableSubscribers:
     __slots__ = ("by_name", "wanting")
 
     def __init__(self) -> None:
-        self.by_name: dict[str, Subscriber] = {}
-        self.wanting: deque[Subscriber] = deque()
+        self.by_name: dict[str, ServedSubscriber] = {}
+        self.wanting: deque[ServedSubscriber] = deque()
         """Each at most once; one that left or has no room is skipped in its turn."""
 
 
@@ -88,9 +88,9 @@ class Deliveries:
         self.unreadable: dict[DurableName, int] = {}
         """Deliveries that ended at an unreadable message."""
         self._ended: HoldfastError | None = None
-        self._reporting: dict[Subscriber, None] = {}
+        self._reporting: dict[ServedSubscriber, None] = {}
         """Subscribers with a report that the state machine does not know yet, or with messages on their way."""
-        self._attaching: dict[tuple[str, str, str], Subscriber] = {}
+        self._attaching: dict[tuple[str, str, str], ServedSubscriber] = {}
         """The newest session of each name whose attachment is not durable yet."""
         self.newcomers = Newcomers(loop)
 
@@ -98,7 +98,7 @@ class Deliveries:
 
     def attach(
         self,
-        subscriber: Subscriber,
+        subscriber: ServedSubscriber,
         attach: Attach,
         done: Joined,
         wait_seconds: float = 0.0,
@@ -144,7 +144,7 @@ class Deliveries:
         due = ((durable, self._lapses_ms(*durable)) for durable in self.newcomers.durables())
         return [durable for durable, lapses_ms in due if lapses_ms is not None and lapses_ms <= now_ms]
 
-    def _attach(self, subscriber: Subscriber, attach: Attach, done: Joined) -> None:
+    def _attach(self, subscriber: ServedSubscriber, attach: Attach, done: Joined) -> None:
         """Submit the attachment.
 
         Until it is durable an older session of the same name may leave; nothing is detached for it, because the state
@@ -189,7 +189,7 @@ class Deliveries:
         # What leaves before the answer is withdrawn after it, with its credit: the subscriber begins with it.
         subscriber.kept = [(first, last) for first, last, *_ in self._leases(*subscriber.place)]
 
-    def _join(self, subscriber: Subscriber) -> None:
+    def _join(self, subscriber: ServedSubscriber) -> None:
         self._groups.setdefault((subscriber.store, subscriber.durable), _DurableSubscribers()).by_name[
             subscriber.name
         ] = subscriber
@@ -206,7 +206,7 @@ class Deliveries:
             absent.sent.add(first, last)  # as far as is known
         self._join(absent)
 
-    def leave(self, subscriber: Subscriber, cause: str) -> None:
+    def leave(self, subscriber: ServedSubscriber, cause: str) -> None:
         """A connected subscriber is gone: what it holds goes back. Harmless when it has left already.
 
         While the service stops nothing goes back: the next one gives the subscriber its timeout to return, with what
@@ -226,7 +226,7 @@ class Deliveries:
             self._report(subscriber)
             self.expect(*subscriber.place, consumption.definition.subscriber_timeout_ms / 1000, polls=False)
 
-    def _detach(self, subscriber: Subscriber, cause: str) -> None:
+    def _detach(self, subscriber: ServedSubscriber, cause: str) -> None:
         if subscriber.place in self._attaching:
             return
         self._report(subscriber)
@@ -259,7 +259,7 @@ class Deliveries:
             subscriber.end(error)
         self.newcomers.dismiss((store, durable))
 
-    def _remove(self, subscriber: Subscriber) -> None:
+    def _remove(self, subscriber: ServedSubscriber) -> None:
         subscriber.gone = True
         self._reporting.pop(subscriber, None)
         name = (subscriber.store, subscriber.durable)
@@ -276,7 +276,7 @@ class Deliveries:
         for durable in self.newcomers.durables():
             self.newcomers.dismiss(durable)
 
-    def find(self, store: str, durable: str, name: str) -> Subscriber | None:
+    def find(self, store: str, durable: str, name: str) -> ServedSubscriber | None:
         """The connected subscriber of this name."""
         group = self._groups.get((store, durable))
         return None if group is None else group.by_name.get(name)
@@ -285,12 +285,12 @@ class Deliveries:
         """Whether the attachment of a session of this name waits to be durable."""
         return (store, durable, name) in self._attaching
 
-    def connected(self, store: str, durable: str) -> list[Subscriber]:
+    def connected(self, store: str, durable: str) -> list[ServedSubscriber]:
         """All that are connected to a durable, in the order they came."""
         group = self._groups.get((store, durable))
         return [] if group is None else list(group.by_name.values())
 
-    def everybody(self) -> Iterable[Subscriber]:
+    def everybody(self) -> Iterable[ServedSubscriber]:
         """All that are connected."""
         for group in list(self._groups.values()):
             yield from list(group.by_name.values())
@@ -354,7 +354,7 @@ class Deliveries:
         consumption = self._consumption(store, durable)
         return None if consumption is None else consumption.leases.of.get(subscriber)
 
-    def _held_by(self, subscriber: Subscriber) -> Held:
+    def _held_by(self, subscriber: ServedSubscriber) -> Held:
         def held_of(first: int, last: int) -> list[tuple[int, int]]:
             holding = self._holding(*subscriber.place)
             return [] if holding is None else holding.held_of(first, last)
@@ -426,7 +426,7 @@ class Deliveries:
 
     # Reports of what was started
 
-    def started(self, subscriber: Subscriber, ranges: Sequence[tuple[int, int]]) -> None:
+    def started(self, subscriber: ServedSubscriber, ranges: Sequence[tuple[int, int]]) -> None:
         """The application was handed these messages. Kept in memory until the state machine needs it.
 
         Raises: InvalidRequest.
@@ -438,7 +438,7 @@ class Deliveries:
         if started or is_first:  # also an empty first report: without it the oldest message would count
             self._reporting[subscriber] = None
 
-    def _report(self, subscriber: Subscriber, until_ms: int = _HIGH) -> None:
+    def _report(self, subscriber: ServedSubscriber, until_ms: int = _HIGH) -> None:
         """Report started messages to the state machine, because they are about to come back.
 
         Of a subscriber that does not report any, report those that were never sent to it and lapse by ``until_ms``.
@@ -452,7 +452,7 @@ class Deliveries:
         self._reporting.pop(subscriber, None)
         self._service.submit_nowait(Acknowledge(0, *subscriber.place, started=started))
 
-    def before_extension(self, subscriber: Subscriber) -> None:
+    def before_extension(self, subscriber: ServedSubscriber) -> None:
         """The state machine hears of what was started before, so that it does not shorten a later extension."""
         if subscriber.started:
             self._report(subscriber)
@@ -496,18 +496,18 @@ class Deliveries:
             self._wants(group, subscriber)
 
     @staticmethod
-    def _wants(group: _DurableSubscribers, subscriber: Subscriber) -> None:
+    def _wants(group: _DurableSubscribers, subscriber: ServedSubscriber) -> None:
         if subscriber.takes_more() and not subscriber.wants:
             subscriber.wants = True
             group.wanting.append(subscriber)
 
-    def _serve_with(self, subscriber: Subscriber) -> None:
+    def _serve_with(self, subscriber: ServedSubscriber) -> None:
         group = self._groups.get((subscriber.store, subscriber.durable))
         if group is not None and not subscriber.gone:
             self._wants(group, subscriber)
             self._serve(subscriber.store, subscriber.durable, group)
 
-    def _ask_for(self, subscriber: Subscriber, count: int) -> None:
+    def _ask_for(self, subscriber: ServedSubscriber, count: int) -> None:
         subscriber.room -= count
         subscriber.on_its_way += count
         if subscriber.started is None:
@@ -523,7 +523,7 @@ class Deliveries:
 
         self._service.submit_nowait(Deliver(0, *subscriber.place, count), delivered)
 
-    def _give(self, subscriber: Subscriber, asked: int, result: Delivered) -> None:
+    def _give(self, subscriber: ServedSubscriber, asked: int, result: Delivered) -> None:
         if subscriber.gone:
             return
         subscriber.room += asked - _count(result.runs)
@@ -539,7 +539,7 @@ class Deliveries:
         # An empty answer may mean that a long look among messages of others has to go on.
         self._serve_with(subscriber)
 
-    def _hand_over(self, subscriber: Subscriber) -> None:
+    def _hand_over(self, subscriber: ServedSubscriber) -> None:
         """Read and write what is held still. What is not is withdrawn, now or soon, or was settled by the subscriber:
         that gives the room back."""
         while subscriber.unread and subscriber.takes and not subscriber.gone:
@@ -575,7 +575,7 @@ class Deliveries:
             ack_wait_ms = 0 if consumption is None else consumption.definition.ack_wait_ms
             subscriber.give(Portion(messages, ack_wait_ms, buffer_ms))
 
-    def _piece(self, subscriber: Subscriber) -> list[Run]:
+    def _piece(self, subscriber: ServedSubscriber) -> list[Run]:
         """Take at least one message from the unread ones, and at most ``PIECE_BYTES``."""
         unread, store = subscriber.unread, subscriber.store
         piece: list[Run] = []
@@ -598,18 +598,18 @@ class Deliveries:
                 unread.popleft()
         return piece
 
-    def _refused(self, subscriber: Subscriber, error: HoldfastError) -> None:
+    def _refused(self, subscriber: ServedSubscriber, error: HoldfastError) -> None:
         if subscriber.gone:
             return
         self._remove(subscriber)
         subscriber.end(error)
 
-    def add_room(self, subscriber: Subscriber, messages: int) -> None:
+    def add_room(self, subscriber: ServedSubscriber, messages: int) -> None:
         """The subscriber can take more."""
         subscriber.room += messages
         self._serve_with(subscriber)
 
-    def resume(self, subscriber: Subscriber) -> None:
+    def resume(self, subscriber: ServedSubscriber) -> None:
         """The subscriber's connection takes something again."""
         subscriber.paused = False
         self._hand_over(subscriber)

@@ -20,7 +20,7 @@ from holdfast.stores.definitions.cluster import STATISTICS_BYTES_MAX, STATISTICS
 from holdfast.stores.definitions.reader import STATISTICS
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.keyed import LastValue
-from holdfast.stores.durables.map import Map
+from holdfast.stores.durables.map import MapDurable
 from holdfast.stores.machine.store import Durable, Store
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.disk_limit import disk_use
@@ -101,7 +101,7 @@ def figures_of(durable: Durable) -> DurableFigures:
 
 def attached_names(durable: Durable) -> list[str]:
     """The subscribers that the state machine counts as attached, in the order they came."""
-    return [] if isinstance(durable, Map) else list(durable.attached)
+    return [] if isinstance(durable, MapDurable) else list(durable.attached)
 
 
 STORES_MAX: Final = 50

@@ -33,7 +33,7 @@ from holdfast.stores.definitions.cluster import (
 )
 from holdfast.stores.definitions.reader import STATISTICS
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.durables.map import Map
+from holdfast.stores.durables.map import MapDurable
 from holdfast.stores.durables.pending import Browsed
 from holdfast.stores.machine.map_commands import map_of
 from holdfast.stores.machine.state import State
@@ -359,7 +359,7 @@ class StoreOperations:
 def _numbers(durable: Durable, after: int, count: int, looks: int) -> Browsed:
     if isinstance(durable, Consumption):
         return durable.browse_page(after, count, looks)
-    if isinstance(durable, Map):
+    if isinstance(durable, MapDurable):
         raise InvalidRequest("the keys of a map are read instead", code=Code.TYPE_MISMATCH)
     entries, reached, left = durable.keyed.browse_page(after, count, looks)
     return [(entry.revision, 0) for entry in entries], reached, left

@@ -43,7 +43,7 @@ from holdfast.server.stores.deliveries import DISCONNECTED, STOPPING
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.map_watch import MapWatch, WatchedMap
 from holdfast.server.stores.operations import SubscribeRequest, nacks_of, require_keys
-from holdfast.server.stores.subscribers import Subscriber, address_of, wall_ms
+from holdfast.server.stores.subscribers import ServedSubscriber, address_of, wall_ms
 from holdfast.stores.definitions.cluster import DurableDefinition, DurableType
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attached, Result, highest_of
 from holdfast.values import ranges_of
@@ -67,7 +67,7 @@ LAST_WORDS_SECONDS_MAX: Final = 10.0
 PINGS_PER_TIMEOUT: Final = 3
 
 
-class SubscribeSocket(Subscriber, asyncio.Protocol):
+class SubscribeSocket(ServedSubscriber, asyncio.Protocol):
     """One connection after its upgrade, and the subscriber that it has from its handshake on. See the module's text."""
 
     def __init__(self, gateway: Gateway, host: StoreHost, ended: Callable[[], None]) -> None:
@@ -528,7 +528,7 @@ class SubscribeSocket(Subscriber, asyncio.Protocol):
         self._timer = self._gateway.loop.call_later(self._timeout_seconds / PINGS_PER_TIMEOUT, self._watch)
 
     def end(self, error: HoldfastError) -> None:
-        """See ``Subscriber``."""
+        """See ``ServedSubscriber``."""
         self.advise(str(error.code), dict(error.fields))
         self.fail(error)
 

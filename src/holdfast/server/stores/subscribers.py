@@ -27,7 +27,7 @@ Run = tuple[int, int, int]
 """First and last number, and deliveries."""
 
 
-class Subscriber(ABC):
+class ServedSubscriber(ABC):
     """One connected subscriber of one durable. ``room`` is how many messages it may still be given."""
 
     __slots__ = (
@@ -178,7 +178,7 @@ class PollOwner(Protocol):
         """Redeliver these messages, and everything else that it holds, at once."""
 
 
-class Poller(Subscriber):
+class Poller(ServedSubscriber):
     """A subscriber that asks for each portion (``GET .../messages``)."""
 
     __slots__ = (
@@ -210,12 +210,12 @@ class Poller(Subscriber):
 
     @property
     def takes(self) -> bool:
-        """See ``Subscriber``: a poll that waits for messages does."""
+        """See ``ServedSubscriber``: a poll that waits for messages does."""
         return self._done is not None
 
     @property
     def most(self) -> int:
-        """See ``Subscriber``: what the poll asks for."""
+        """See ``ServedSubscriber``: what the poll asks for."""
         return self._count
 
     def takes_more(self) -> bool:
@@ -374,7 +374,7 @@ DurableName = tuple[str, str]
 
 
 class _PlaceInLine(NamedTuple):
-    newcomer: Subscriber
+    newcomer: ServedSubscriber
     ask: Callable[[], None]
     timer: asyncio.TimerHandle
 
@@ -391,7 +391,7 @@ class Newcomers:
         self._loop = loop
         self._lines: dict[DurableName, dict[str, _PlaceInLine]] = {}
 
-    def wait(self, newcomer: Subscriber, wait_seconds: float, ask: Callable[[], None]) -> bool:
+    def wait(self, newcomer: ServedSubscriber, wait_seconds: float, ask: Callable[[], None]) -> bool:
         """Stand at the end of the line, or at the place of an older session. False if the line is full."""
         line = self._lines.setdefault((newcomer.store, newcomer.durable), {})
         older = line.get(newcomer.name)
@@ -404,17 +404,17 @@ class Newcomers:
             older.ask()
         return True
 
-    def hurry(self, newcomer: Subscriber) -> None:
+    def hurry(self, newcomer: ServedSubscriber) -> None:
         """This one waits no longer, if it does: it asks now."""
         place = self._take(newcomer)
         if place is not None:
             place.ask()
 
-    def forget(self, newcomer: Subscriber) -> None:
+    def forget(self, newcomer: ServedSubscriber) -> None:
         """This one is gone."""
         self._take(newcomer)
 
-    def first(self, durable: DurableName) -> Subscriber | None:
+    def first(self, durable: DurableName) -> ServedSubscriber | None:
         """The first in line."""
         return next((place.newcomer for place in self._lines.get(durable, {}).values()), None)
 
@@ -427,7 +427,7 @@ class Newcomers:
         for place in list(self._lines.get(durable, {}).values()):
             self.hurry(place.newcomer)
 
-    def _take(self, newcomer: Subscriber) -> _PlaceInLine | None:
+    def _take(self, newcomer: ServedSubscriber) -> _PlaceInLine | None:
         durable = newcomer.store, newcomer.durable
         line = self._lines.get(durable, {})
         place = line.get(newcomer.name)

@@ -31,7 +31,7 @@ from holdfast.files.durable_directory import make_durable_directory
 from holdfast.server.children.background_process import KILLED_SECONDS, STOP_SECONDS, BackgroundProcess
 from holdfast.server.view.messages import Announcement, ViewDamage, ViewReport, ViewStart
 from holdfast.view.sqlite import Table, open_for_readers
-from holdfast.view.storage import PAGE_BYTES, Asked, KeyRange, Larger, Page, Row, Stored, ViewAnswer, answer_within
+from holdfast.view.storage import PAGE_BYTES, Asked, KeyRange, Larger, Row, Stored, ViewAnswer, ViewPage, answer_within
 
 PACE_SECONDS: Final = 0.1
 READ_THREADS: Final = 2
@@ -107,7 +107,7 @@ def _find(connection: sqlite3.Connection, table: Table, key: bytes, bytes_max: i
 
 def _read_page(
     connection: sqlite3.Connection, table: Table, version: int, asked: KeyRange, bytes_max: int
-) -> Page | Larger:
+) -> ViewPage | Larger:
     begin, end, limit = asked
     rows = connection.execute(
         "SELECT key, CASE WHEN length(value) <= ? THEN value END, version, length(value)"
@@ -120,18 +120,18 @@ def _read_page(
 
 def page_of_file(
     rows: Iterable[tuple[bytes, bytes | None, int, int]], version: int, limit: int, bytes_max: int = PAGE_BYTES
-) -> Page | Larger:
+) -> ViewPage | Larger:
     """A page of rows that end with the sizes of their values. A value that was not read ends a page before it."""
     page: list[Row] = []
     size = 0
     for key, value, written, value_bytes in rows:
         size += len(key) + value_bytes
         if len(page) >= limit or (page and size > bytes_max):
-            return Page(page, version, more=True)
+            return ViewPage(page, version, more=True)
         if value is None:
             return Larger(value_bytes)
         page.append((key, value, written))
-    return Page(page, version, more=False)
+    return ViewPage(page, version, more=False)
 
 
 @dataclass(slots=True)

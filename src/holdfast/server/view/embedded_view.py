@@ -21,7 +21,7 @@ import structlog
 
 from holdfast.commit.format.transaction import job_operations
 from holdfast.commit.leadership.log_remains import view_directory
-from holdfast.commit.reading.feed import EventBatch, StoresEvent, TransactionEvent
+from holdfast.commit.reading.feed import EventBatch, FeedTransaction, StoresEvent
 from holdfast.commit.subscription import FeedSource
 from holdfast.errors import Closed, Code, CorruptData, Fenced, HoldfastError, InvalidRequest, Unavailable
 from holdfast.files.temporary_files import temporary_directory
@@ -40,9 +40,9 @@ from holdfast.view.storage import (
     KeyRange,
     Larger,
     Layer,
-    Page,
     Stored,
     ViewAnswer,
+    ViewPage,
     answer_within,
     page_of,
     page_within,
@@ -94,16 +94,16 @@ class EmbeddedView:
             return answer_now
         answer = await self._read((key,), at, room, table, MARK_BYTES)
         result = answer.results[0]
-        assert not isinstance(result, Page), "a key has a value"
+        assert not isinstance(result, ViewPage), "a key has a value"
         return result, answer.version
 
     async def read_page(
         self, begin: bytes, end: bytes | None, limit: int, *, at: int, room: Room | None, table: Table = "latest"
-    ) -> Page:
+    ) -> ViewPage:
         """At most ``limit`` keys of ``[begin, end)``, as far as a page goes. Raises: as ``get``."""
         answer = await self._read((KeyRange(begin, end, limit),), at, room, table, PAGE_BYTES)
         page = answer.results[0]
-        assert isinstance(page, Page), "a range has a page"
+        assert isinstance(page, ViewPage), "a range has a page"
         return page._replace(version=answer.version)
 
     async def read(self, asked: Sequence[Asked], *, at: int, room: Room) -> Each:
@@ -255,12 +255,12 @@ class ViewInProcess:
         def find(key: bytes, left: int) -> Stored | Larger | None:
             return within(self._jobs.changes.get(key) if table == "jobs" else self._view.get(key), left)
 
-        def read_page(asked: KeyRange, left: int) -> Page | Larger:
+        def read_page(asked: KeyRange, left: int) -> ViewPage | Larger:
             return page_within(self._page(asked, table, left), left)
 
         return answer_within(asked, self._view.version, find, read_page, bytes_max)
 
-    def _page(self, asked: KeyRange, table: Table, bytes_max: int) -> Page:
+    def _page(self, asked: KeyRange, table: Table, bytes_max: int) -> ViewPage:
         begin, end, limit = asked
         if table == "latest":
             return self._view.read_page(begin, end, limit, bytes_max)
@@ -292,7 +292,7 @@ class ViewInProcess:
         since_yield = 0
         async for batch in self._subscribe(self._view.version, True):
             for event in batch.events:
-                if isinstance(event, TransactionEvent) and event.jobs and event.version > self._view.version:
+                if isinstance(event, FeedTransaction) and event.jobs and event.version > self._view.version:
                     self._jobs.apply(event.version, job_operations(event.jobs))
             # On the loop on purpose: a thread would hold the interpreter while commits wait for it.
             self._view.apply(event for event in batch.events if not isinstance(event, StoresEvent))

@@ -29,7 +29,7 @@ import uvloop
 from holdfast.commit.format.batch import Header, ItemKind, job_of_row, read_body_table
 from holdfast.commit.format.chain import ChainWalker
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
-from holdfast.commit.reading.feed import Checkpoint, Event, TransactionEvent
+from holdfast.commit.reading.feed import Event, FeedCheckpoint, FeedTransaction
 from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import Leadership, LeadershipWalk, find_header, follow, start_after
 from holdfast.commit.subscription import OlderHistory
@@ -406,7 +406,7 @@ class ViewBuilder:
         """Take what older history says comes next. Raises: CorruptData."""
         version, last, _ = self.seen
         for event in events:
-            if isinstance(event, TransactionEvent):
+            if isinstance(event, FeedTransaction):
                 if event.version <= version or (event.prev_version != last and (last or event.prev_version > version)):
                     raise CorruptData(
                         "a transaction is missing from older history",
@@ -418,7 +418,7 @@ class ViewBuilder:
                 if event.jobs:
                     self._layer.apply_jobs(event.version, event.jobs)
                 version = last = event.version
-            elif isinstance(event, Checkpoint):
+            elif isinstance(event, FeedCheckpoint):
                 version = max(version, event.committed_version)
         self.seen = StatePosition(version, last, self._log_id)
 

@@ -34,7 +34,7 @@ from holdfast.server.http.state import JSON
 from holdfast.server.view.current_reads import Each
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.values import LogPosition
-from holdfast.view.storage import Asked, KeyRange, Page, Result, Stored
+from holdfast.view.storage import Asked, KeyRange, Result, Stored, ViewPage
 from holdfast.wire.formats import UNDECODABLE, decode_each_once
 from holdfast.wire.log import Consistency, JobRecord, JobRecords, ReadAnswer, ReadResult, ValueRange, ValueResponse
 
@@ -282,7 +282,7 @@ def _result(index: int, found: Result | HoldfastError, leader: LeaderHint, *, te
         return ReadResult(index)
     if isinstance(found, HoldfastError):
         return ReadResult(index, error=error_body(found, leader))
-    if isinstance(found, Page):
+    if isinstance(found, ViewPage):
         rows = tuple(_found(key, value, written, text=text) for key, value, written in found.rows)
         return ReadResult(index, rows=rows, more=found.more)
     value, written = found

@@ -38,7 +38,7 @@ from holdfast.spark.runtime.refusals import bad_configuration, log_truncated
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.spark.source.chain import require_log
 from holdfast.spark.source.plan import OBJECT_COST_BYTES
-from holdfast.stores.checkpoint_objects import File, Manifest, list_versions, read_file, read_manifest
+from holdfast.stores.checkpoint_objects import CheckpointManifest, File, list_versions, read_file, read_manifest
 from holdfast.stores.repair.reader import Brought, StoredMessage, StoreReader, StoreSoFar, messages_between
 from holdfast.stores.storage.frames import Relocated, decode_frame
 from holdfast.stores.storage.index import INDEX_NAME
@@ -259,7 +259,7 @@ class StoreInLog:
             return newest
         return _Begun(StoreSoFar.at_the_beginning(self._store), [], 0)
 
-    async def _read_checkpoint(self, store: ObjectStore, manifest: Manifest, after_seq: int) -> _Begun:
+    async def _read_checkpoint(self, store: ObjectStore, manifest: CheckpointManifest, after_seq: int) -> _Begun:
         pages = await _pages(store, manifest)
         if self._checkpoint is None or self._checkpoint[0] != manifest.version:
             self._remove_checkpoint()
@@ -321,7 +321,7 @@ class StoreInLog:
             log[1].close()
 
 
-async def _pages(store: ObjectStore, manifest: Manifest) -> list[CheckpointPage]:
+async def _pages(store: ObjectStore, manifest: CheckpointManifest) -> list[CheckpointPage]:
     """The pages of a checkpoint that have frames, in order. Raises: NotFound, CorruptData, Unavailable."""
     by_name = {file.name: file for file in manifest.files}
     numbered = {number: file for name, file in by_name.items() if (number := _NAMES.page_number(name)) is not None}

@@ -20,7 +20,7 @@ from holdfast.errors import Closed, Code, InvalidRequest, NotFound, Unavailable
 from holdfast.files.file_urls import path_of
 from holdfast.objects.budget import BudgetedStore
 from holdfast.objects.directory.files import PosixFiles
-from holdfast.objects.directory.objects import DirectoryObjects, Unfit
+from holdfast.objects.directory.objects import DirectoryObjects, UnfitPlace
 from holdfast.objects.open import open_durable_reader, open_store
 from holdfast.objects.port import (
     CREATED,
@@ -58,7 +58,7 @@ class _DirectoryHere:
     async def create(self, key: str, data: bytes) -> CreateAnswer:
         try:
             created = self._objects.create(require_key(key), data)
-        except Unfit as error:
+        except UnfitPlace as error:
             raise InvalidRequest(str(error), code=Code.STORE_UNFIT, url=self._url) from error
         except OSError as error:
             return Unknown(str(error))

@@ -15,13 +15,13 @@ from holdfast.stores.definitions.cluster import ClusterDefinition, DurableType, 
 from holdfast.stores.definitions.parts import DURABLES, TEMPLATES, durable_at
 from holdfast.stores.definitions.permissions import permissions_document
 from holdfast.stores.definitions.reader import STATISTICS, FieldReader, raise_problems
-from holdfast.stores.values.commands import Part
+from holdfast.stores.values.commands import DefinitionPart
 
 Json = dict[str, object]
 _KINDS: Final = (DURABLES, TEMPLATES)
 
 
-def with_store(definition: ClusterDefinition, store: str, parameters: object) -> list[Part]:
+def with_store(definition: ClusterDefinition, store: str, parameters: object) -> list[DefinitionPart]:
     """These parameters of a store; its durables, templates and subscribers stay unless given."""
     values = _map_of(parameters, "the parameters of a store")
     known = definition.stores.get(store)
@@ -32,18 +32,18 @@ def with_store(definition: ClusterDefinition, store: str, parameters: object) ->
     parts = [_part(("stores", store), values)]
     for kind, section in sections.items():
         before = () if known is None else known.durables if kind == DURABLES else known.templates
-        parts += [Part(("stores", store, kind, name)) for name in before if name not in section]
+        parts += [DefinitionPart(("stores", store, kind, name)) for name in before if name not in section]
         parts += [_part(("stores", store, kind, name), parameters) for name, parameters in section.items()]
     return parts
 
 
-def patched_store(definition: ClusterDefinition, store: str, parameters: object) -> list[Part]:
+def patched_store(definition: ClusterDefinition, store: str, parameters: object) -> list[DefinitionPart]:
     """Only these parameters of a store; of its durables and templates, those named."""
     store_of(definition, store)
     return _patched_store(definition, store, _map_of(parameters, "the parameters of a store"))
 
 
-def _patched_store(definition: ClusterDefinition, store: str, values: Json) -> list[Part]:
+def _patched_store(definition: ClusterDefinition, store: str, values: Json) -> list[DefinitionPart]:
     known = definition.stores.get(store)
     sections = {kind: _map_of(values.pop(kind), kind) for kind in _KINDS if kind in values}
     own = {} if known is None else known.own_document()
@@ -55,13 +55,15 @@ def _patched_store(definition: ClusterDefinition, store: str, values: Json) -> l
     return parts
 
 
-def patched_part(definition: ClusterDefinition, store: str, kind: str, name: str, parameters: object) -> list[Part]:
+def patched_part(
+    definition: ClusterDefinition, store: str, kind: str, name: str, parameters: object
+) -> list[DefinitionPart]:
     """Only these parameters of a static durable or a template."""
     _require_part(definition, store, kind, name)
     return [_patched(definition, ("stores", store, kind, name), parameters)]
 
 
-def _patched(definition: ClusterDefinition, path: tuple[str, ...], parameters: object) -> Part:
+def _patched(definition: ClusterDefinition, path: tuple[str, ...], parameters: object) -> DefinitionPart:
     known, values = durable_at(definition, path), _map_of(parameters, ".".join(path))
     if known is None:
         return _part(path, values)
@@ -75,10 +77,10 @@ def _patched(definition: ClusterDefinition, path: tuple[str, ...], parameters: o
     return _part(path, known.document() | values)
 
 
-def patched(definition: ClusterDefinition, document: object) -> list[Part]:
+def patched(definition: ClusterDefinition, document: object) -> list[DefinitionPart]:
     """Only what this part of a definition names: nothing goes, what is new comes."""
     values = _map_of(document, "a definition")
-    parts: list[Part] = []
+    parts: list[DefinitionPart] = []
     problems: list[str] = []
     reader = FieldReader(values, "", problems)
     for name in ("cluster", "stores", "permissions"):
@@ -124,22 +126,24 @@ def _merged(known: object, values: object, what: str) -> Json:
     return {name: one for name, one in (_map_of(known, what) | _map_of(values, what)).items() if one is not None}
 
 
-def without_store(definition: ClusterDefinition, store: str) -> list[Part]:
+def without_store(definition: ClusterDefinition, store: str) -> list[DefinitionPart]:
     """A store goes."""
     store_of(definition, store)
-    return [Part(("stores", store))]
+    return [DefinitionPart(("stores", store))]
 
 
-def with_part(definition: ClusterDefinition, store: str, kind: str, name: str, parameters: object) -> list[Part]:
+def with_part(
+    definition: ClusterDefinition, store: str, kind: str, name: str, parameters: object
+) -> list[DefinitionPart]:
     """These parameters of a static durable (``durables``) or a template (``templates``), the others by default."""
     store_of(definition, store)
     return [_part(("stores", store, kind, name), _map_of(parameters, f"the parameters of {kind}"))]
 
 
-def without_part(definition: ClusterDefinition, store: str, kind: str, name: str) -> list[Part]:
+def without_part(definition: ClusterDefinition, store: str, kind: str, name: str) -> list[DefinitionPart]:
     """A static durable or a template goes."""
     _require_part(definition, store, kind, name)
-    return [Part(("stores", store, kind, name))]
+    return [DefinitionPart(("stores", store, kind, name))]
 
 
 def _require_part(definition: ClusterDefinition, store: str, kind: str, name: str) -> None:
@@ -163,9 +167,9 @@ def store_of(definition: ClusterDefinition, store: str) -> StoreDefinition:
     return known
 
 
-def _part(path: tuple[str, ...], document: object) -> Part:
+def _part(path: tuple[str, ...], document: object) -> DefinitionPart:
     _check_numbers(".".join(path), document)
-    return Part(path, msgspec.json.encode(document))
+    return DefinitionPart(path, msgspec.json.encode(document))
 
 
 def _check_numbers(path: str, document: object) -> None:

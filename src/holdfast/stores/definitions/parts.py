@@ -48,7 +48,7 @@ from holdfast.stores.definitions.cluster import (
 )
 from holdfast.stores.definitions.permissions import permissions_document, read_permissions
 from holdfast.stores.definitions.reader import FieldReader, check_name, raise_problems
-from holdfast.stores.values.commands import Part
+from holdfast.stores.values.commands import DefinitionPart
 from holdfast.wire.formats import UNDECODABLE, decode_each_once
 
 Path = tuple[str, ...]
@@ -56,7 +56,7 @@ DURABLES: Final = "durables"
 TEMPLATES: Final = "templates"
 
 
-def with_parts(definition: ClusterDefinition, parts: Iterable[Part]) -> ClusterDefinition:
+def with_parts(definition: ClusterDefinition, parts: Iterable[DefinitionPart]) -> ClusterDefinition:
     """The definition with these parts, without those that have no document.
 
     *Raises*: ``InvalidRequest``, code ``bad_configuration``, naming every problem.
@@ -67,7 +67,7 @@ def with_parts(definition: ClusterDefinition, parts: Iterable[Part]) -> ClusterD
     ['w']
     """
     problems: list[str] = []
-    of_stores: dict[str, dict[Path, Part]] = {}
+    of_stores: dict[str, dict[Path, DefinitionPart]] = {}
     for part in parts:
         match part.path:
             case ("cluster",):
@@ -91,7 +91,7 @@ def with_parts(definition: ClusterDefinition, parts: Iterable[Part]) -> ClusterD
     return replace(definition, stores=stores)
 
 
-def _reader(part: Part, problems: list[str]) -> FieldReader:
+def _reader(part: DefinitionPart, problems: list[str]) -> FieldReader:
     path = ".".join(part.path)
     try:
         document: object = decode_each_once(part.document, object) if part.document else {}
@@ -101,7 +101,7 @@ def _reader(part: Part, problems: list[str]) -> FieldReader:
 
 
 def _changed_store(
-    before: StoreDefinition | None, name: str, parts: Mapping[Path, Part], problems: list[str]
+    before: StoreDefinition | None, name: str, parts: Mapping[Path, DefinitionPart], problems: list[str]
 ) -> StoreDefinition | None:
     own = parts.get(())
     if own is not None and not own.document:
@@ -147,7 +147,7 @@ def _check_name(kind: str, name: str, path: str, problems: list[str]) -> None:
 def _check_letters(
     before: Mapping[str, StoreDefinition],
     after: Mapping[str, StoreDefinition],
-    changed: Mapping[str, Mapping[Path, Part]],
+    changed: Mapping[str, Mapping[Path, DefinitionPart]],
     problems: list[str],
 ) -> None:
     gone = any(name not in after for name in changed if name in before)
@@ -165,7 +165,7 @@ def dead_letter_stores(definition: ClusterDefinition, store: str) -> set[str]:
     return set() if defined is None else {*dead_letter_targets(defined).values()}
 
 
-def new_dead_letters(before: ClusterDefinition, after: ClusterDefinition, parts: Iterable[Part]) -> set[str]:
+def new_dead_letters(before: ClusterDefinition, after: ClusterDefinition, parts: Iterable[DefinitionPart]) -> set[str]:
     """The stores that durables and templates of these parts name for their dead letters, and did not name before."""
     targets: set[str] = set()
     for part in parts:
@@ -187,7 +187,7 @@ def durable_at(definition: ClusterDefinition, path: Path) -> DurableDefinition |
             return None
 
 
-def part_of(definition: ClusterDefinition, path: Path) -> Part:
+def part_of(definition: ClusterDefinition, path: Path) -> DefinitionPart:
     """The part at a path with everything in force; without a document where there is none."""
     match path:
         case ("cluster",):
@@ -199,7 +199,7 @@ def part_of(definition: ClusterDefinition, path: Path) -> Part:
         case _:
             durable = durable_at(definition, path)
             document = durable.document() if durable is not None else {}
-    return Part(path, msgspec.json.encode(document) if document else b"")
+    return DefinitionPart(path, msgspec.json.encode(document) if document else b"")
 
 
 def changed_paths(before: ClusterDefinition, after: ClusterDefinition) -> list[Path]:
@@ -233,14 +233,14 @@ def _paths_of(store: StoreDefinition) -> Iterator[Path]:
     yield from ((TEMPLATES, name) for name in store.templates)
 
 
-def parts_between(before: ClusterDefinition, after: ClusterDefinition) -> list[Part]:
+def parts_between(before: ClusterDefinition, after: ClusterDefinition) -> list[DefinitionPart]:
     """The parts that make ``after`` of ``before``."""
     return [part_of(after, path) for path in changed_paths(before, after)]
 
 
-def undoing(before: ClusterDefinition, after: ClusterDefinition, paths: Iterable[Path]) -> list[Part]:
+def undoing(before: ClusterDefinition, after: ClusterDefinition, paths: Iterable[Path]) -> list[DefinitionPart]:
     """The parts that make ``before`` of ``after`` again, where the two differ at these paths only."""
-    parts: list[Part] = []
+    parts: list[DefinitionPart] = []
     for path in paths:
         if len(path) == 2 and path[1] not in after.stores and path[1] in before.stores:
             parts += [part_of(before, (*path, *rest)) for rest in _paths_of(before.stores[path[1]])]
@@ -249,7 +249,7 @@ def undoing(before: ClusterDefinition, after: ClusterDefinition, paths: Iterable
     return parts
 
 
-def full_parts(before: ClusterDefinition, parts: Iterable[Part]) -> list[Part]:
+def full_parts(before: ClusterDefinition, parts: Iterable[DefinitionPart]) -> list[DefinitionPart]:
     """These parts with every parameter in force, without those that change nothing. *Raises*: as ``with_parts``."""
     parts = list(parts)
     after = with_parts(before, parts)

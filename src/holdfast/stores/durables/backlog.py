@@ -20,7 +20,7 @@ import msgspec
 from holdfast.stores.matching import Matcher
 from holdfast.stores.values.deadlines import Deadlines
 from holdfast.stores.values.effects import Withdrawn
-from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Kept, Messages
+from holdfast.stores.values.ports import BLOCK_MESSAGES, BlockCounts, Kept, Messages
 from holdfast.stores.values.reference_counts import MAP_VALUE, ReferenceCounts
 from holdfast.stores.values.sequence_set import SequenceSet
 
@@ -104,11 +104,11 @@ class Backlog:
         """When a block's delayed messages were last looked at: those due later were passed, those due earlier not."""
         self.delayed_total = 0
 
-    def wants(self, kept: Kept, block: Block | None) -> bool:
+    def wants(self, kept: Kept, block: BlockCounts | None) -> bool:
         """Whether this kept message was given to this durable, apart from its own times."""
         return block is not None and self.wants_matching(kept.seq, block) and self.matcher.matches(kept.fields)
 
-    def wants_matching(self, seq: int, block: Block) -> bool:
+    def wants_matching(self, seq: int, block: BlockCounts) -> bool:
         """As ``wants``, of a message that the matcher takes."""
         return 0 < block.references[seq % BLOCK_MESSAGES] < MAP_VALUE and seq >= self.start and seq not in self.excluded
 
@@ -152,7 +152,7 @@ class Backlog:
         self.floor = seq
         self.floor_ms = 0 if seq is None else self.shelf.counts.time_from(seq)
 
-    def _read_on(self, block: Block, end: int, now_ms: int, want: int, result: ScanResult) -> int:
+    def _read_on(self, block: BlockCounts, end: int, now_ms: int, want: int, result: ScanResult) -> int:
         """Read messages of one block up to ``end`` and sort them; returns how many numbers the cursor passed."""
         start = self.cursor
         self.cursor = end
@@ -229,7 +229,7 @@ class Backlog:
         self.forget_passed()
         return result
 
-    def _passed(self, number: int) -> Iterator[tuple[Kept, Block]]:
+    def _passed(self, number: int) -> Iterator[tuple[Kept, BlockCounts]]:
         block = self.shelf.counts.block(number)
         first = number * BLOCK_MESSAGES
         last = min(first + BLOCK_MESSAGES, self.cursor) - 1

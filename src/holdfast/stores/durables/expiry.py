@@ -14,7 +14,7 @@ from holdfast.stores.durables.leases import Arrivals
 from holdfast.stores.durables.pending import PendingMessages
 from holdfast.stores.values.commands import EXPIRE_LOOKS, Rewind
 from holdfast.stores.values.deadlines import Budget, Deadlines, earlier
-from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Kept, block_parts
+from holdfast.stores.values.ports import BLOCK_MESSAGES, BlockCounts, Kept, block_parts
 from holdfast.stores.values.sequence_set import SequenceSet
 
 RETENTION_STEP_MS = 1_000
@@ -217,14 +217,14 @@ def _without(unacknowledged: SequenceSet, excluded: SequenceSet, first: int, end
         first = max(stop, first)
 
 
-def _is_read(backlog: Backlog, block: Block) -> bool:
+def _is_read(backlog: Backlog, block: BlockCounts) -> bool:
     """Whether the messages of a block must be read to know which of them a durable was given."""
     # A timed block may have a map's values, which a matcher cannot distinguish from messages.
     return block.timed or not backlog.matcher.everything
 
 
 def _read(
-    durable: PendingMessages, block: Block, unacknowledged: SequenceSet, first: int, end: int, result: ScanResult
+    durable: PendingMessages, block: BlockCounts, unacknowledged: SequenceSet, first: int, end: int, result: ScanResult
 ) -> None:
     backlog = durable.backlog
     for kept in backlog.shelf.messages.read(backlog.shelf.store, first, end - 1):

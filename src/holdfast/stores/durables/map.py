@@ -223,7 +223,7 @@ class MapPlan:
     added_bytes: int
 
 
-class Map(KeyedDurable):
+class MapDurable(KeyedDurable):
     """One map. *Memory*: an item for each lock. *Cost*: a look-up for each key changed."""
 
     __slots__ = ("attached", "locks")

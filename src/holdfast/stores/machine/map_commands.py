@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from holdfast.errors import Code, InvalidRequest, LimitExceeded, NotFound
 from holdfast.stores.durables.keyed import KeyedResidue
-from holdfast.stores.durables.map import Change, KeyLock, Map, MapPlan
+from holdfast.stores.durables.map import Change, KeyLock, MapDurable, MapPlan
 from holdfast.stores.machine.store import Cluster, Store, check_store
 from holdfast.stores.values.commands import Done, MapChange, MapChanged, MapLock, MapLocked, MapUnlock, Result
 from holdfast.stores.values.deadlines import Budget
@@ -16,10 +16,10 @@ from holdfast.stores.values.ports import KeyEntry
 from holdfast.wire.parts import Message
 
 
-def map_of(store: Store, name: str) -> Map:
+def map_of(store: Store, name: str) -> MapDurable:
     """A map of a store. Raises ``NotFound``, ``InvalidRequest`` (type_mismatch)."""
     durable = store.durable(name)
-    if not isinstance(durable, Map):
+    if not isinstance(durable, MapDurable):
         raise InvalidRequest(
             "the durable is not a map", code=Code.TYPE_MISMATCH, durable=name, type=str(durable.definition.type)
         )
@@ -27,7 +27,7 @@ def map_of(store: Store, name: str) -> Map:
 
 
 def change(cluster: Cluster, command: MapChange, effects: list[Effect]) -> tuple[Result, bool]:
-    """Set or remove keys. Raises what ``Map.plan`` does, and the limits of message, store and cluster."""
+    """Set or remove keys. Raises what ``MapDurable.plan`` does, and the limits of message, store and cluster."""
     store = cluster.store(command.store)
     durable = map_of(store, command.map)
     if command.remove_all:
@@ -52,8 +52,8 @@ def change(cluster: Cluster, command: MapChange, effects: list[Effect]) -> tuple
     return MapChanged(first + len(plan.keys) - 1, len(plan.keys), absent), True
 
 
-def checked_plan(store: Store, durable: Map, command: MapChange) -> MapPlan:
-    """What a change does. Changes nothing. Raises what ``Map.plan`` does, ``LimitExceeded`` (message_too_large)."""
+def checked_plan(store: Store, durable: MapDurable, command: MapChange) -> MapPlan:
+    """What a change does. Changes nothing. Raises as ``MapDurable.plan``, ``LimitExceeded`` (message_too_large)."""
     plan = durable.plan(command)
     size_max = store.definition.max_message_size
     if any(size > size_max for size in plan.sizes):
@@ -66,7 +66,7 @@ def checked_plan(store: Store, durable: Map, command: MapChange) -> MapPlan:
 
 
 def _remove_all(
-    cluster: Cluster, store: Store, durable: Map, command: MapChange, effects: list[Effect]
+    cluster: Cluster, store: Store, durable: MapDurable, command: MapChange, effects: list[Effect]
 ) -> tuple[Result, bool]:
     durable.check_change(command)
     messages = durable.keyed.messages
@@ -81,7 +81,7 @@ def _remove_all(
     return MapChanged(revision, messages), True
 
 
-def clear(store: Store, durable: Map, now_ms: int, cause: str, revision: int, effects: list[Effect]) -> None:
+def clear(store: Store, durable: MapDurable, now_ms: int, cause: str, revision: int, effects: list[Effect]) -> None:
     """Forget every key of a map. Watchers receive ``cause`` for the first step now, for the rest later."""
     residue = store.leave(durable.definition.name, now_ms, cause, revision)
     if residue is not None:
@@ -133,7 +133,7 @@ def unlock(cluster: Cluster, command: MapUnlock, effects: list[Effect]) -> tuple
     return Done(), True
 
 
-def detach(store: Store, durable: Map, subscriber: str, effects: list[Effect]) -> None:
+def detach(store: Store, durable: MapDurable, subscriber: str, effects: list[Effect]) -> None:
     """End a session and release its locks. Raises ``NotFound`` if there is no such session.
 
     If the session returns, its old token gets ``not_holder``: requests in flight cannot overwrite the next holder.
@@ -145,7 +145,7 @@ def detach(store: Store, durable: Map, subscriber: str, effects: list[Effect]) -
     _notify_lost(store, name, durable.locks.release_owner(subscriber), "disconnected", effects)
 
 
-def expire(store: Store, durable: Map, now_ms: int, budget: Budget, effects: list[Effect]) -> int:
+def expire(store: Store, durable: MapDurable, now_ms: int, budget: Budget, effects: list[Effect]) -> int:
     """End locks and values; returns how many values were removed."""
     name = durable.definition.name
     ended = durable.locks.expire(now_ms, budget.looks)
@@ -156,7 +156,7 @@ def expire(store: Store, durable: Map, now_ms: int, budget: Budget, effects: lis
     return len(changes)
 
 
-def notify_deleted(store: Store, durable: Map, entries: Iterable[KeyEntry], effects: list[Effect]) -> None:
+def notify_deleted(store: Store, durable: MapDurable, entries: Iterable[KeyEntry], effects: list[Effect]) -> None:
     """Notify watchers of what an administrator removes."""
     _notify(
         store, durable.definition.name, [Change(entry.key, entry.revision, "deleted") for entry in entries], effects

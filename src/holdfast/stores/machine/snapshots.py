@@ -22,7 +22,7 @@ from holdfast.stores.definitions.cluster import ClusterDefinition, DurableDefini
 from holdfast.stores.durables.backlog import Residue, ResidueState
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.keyed import KeyedResidue, KeyedResidueState, LastValue, LastValueState
-from holdfast.stores.durables.map import Map, MapState
+from holdfast.stores.durables.map import MapDurable, MapState
 from holdfast.stores.durables.pending import ConsumptionState
 from holdfast.stores.machine.store import Cluster, PublisherState, Revision, Store
 from holdfast.stores.values.identity import Ancestor
@@ -194,7 +194,7 @@ def _restore_durable(store: Store, kept: _Durable, definition: DurableDefinition
     elif isinstance(durable, LastValue) and isinstance(state, LastValueState):
         durable.restore(state)
     else:
-        assert isinstance(durable, Map) and isinstance(state, MapState), "a durable has its type's state"
+        assert isinstance(durable, MapDurable) and isinstance(state, MapState), "a durable has its type's state"
         durable.restore(state)
     if kept.idle_since_ms is None:
         store.idle_since_ms.pop(kept.name, None)

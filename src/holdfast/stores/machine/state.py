@@ -18,7 +18,7 @@ from holdfast.stores.durables import expiry
 from holdfast.stores.durables.backlog import expires_ms
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.keyed import LastValue
-from holdfast.stores.durables.map import Map
+from holdfast.stores.durables.map import MapDurable
 from holdfast.stores.machine import commit_parts, map_commands, redefine, snapshots
 from holdfast.stores.machine.store import Cluster, Durable, Ports, Store
 from holdfast.stores.matching import Matcher
@@ -185,7 +185,7 @@ class State(Cluster):
                 return commands.Delivered(runs), False
             self.arm(store, command.durable)
             return commands.Delivered(runs), True
-        if isinstance(durable, Map):
+        if isinstance(durable, MapDurable):
             raise _not_for(durable, "a map is read by key, and watched")
         entry = durable.deliver(command.subscriber) if command.count > 0 else None
         return commands.Delivered([(entry.revision, entry.revision, 1)] if entry is not None else []), entry is not None
@@ -281,7 +281,7 @@ class State(Cluster):
 
     def _purge(self, command: commands.Purge, effects: list[Effect]) -> _Outcome:
         store, durable = self.find(command.store, command.durable)
-        if isinstance(durable, Map):
+        if isinstance(durable, MapDurable):
             messages, size = durable.pending, durable.pending_bytes
             map_commands.clear(store, durable, command.at_ms, "deleted", 0, effects)
         else:
@@ -297,7 +297,7 @@ class State(Cluster):
         else:
             dropped = durable.drop(stored)
             done = dropped is not None
-            if dropped is not None and isinstance(durable, Map):
+            if dropped is not None and isinstance(durable, MapDurable):
                 map_commands.notify_deleted(store, durable, [dropped], effects)
         if not done:
             raise NotFound(
@@ -348,7 +348,7 @@ class State(Cluster):
                 total += durable.expire(now_ms, budget, effects, contended=key in contended)
                 if not durable.leases.of:
                     store.idle_since_ms.setdefault(key[1], now_ms)
-            elif isinstance(durable, Map):
+            elif isinstance(durable, MapDurable):
                 total += map_commands.expire(store, durable, now_ms, budget, effects)
             else:
                 total += len(durable.expire(now_ms, budget))

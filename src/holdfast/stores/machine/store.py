@@ -26,7 +26,7 @@ from holdfast.stores.durables.backlog import Residue, Shelf
 from holdfast.stores.durables.consumption import Consumption, Standard
 from holdfast.stores.durables.key_ordered import KeyOrdered
 from holdfast.stores.durables.keyed import KeyedResidue, LastValue
-from holdfast.stores.durables.map import Map
+from holdfast.stores.durables.map import MapDurable
 from holdfast.stores.matching import MatcherIndex
 from holdfast.stores.values import commands
 from holdfast.stores.values.deadlines import Deadlines, earlier
@@ -221,7 +221,7 @@ def check_cluster(
     raise Backpressure("the cluster is full", code=Code.CLUSTER_FULL, hint=_HINT, facts=facts)
 
 
-Durable = Consumption | LastValue | Map
+Durable = Consumption | LastValue | MapDurable
 
 
 class Store:
@@ -277,7 +277,7 @@ class Store:
             case DurableType.LAST_VALUE:
                 durable = LastValue(definition, self.shelf, self.entries, self._namespace(definition.name))
             case DurableType.MAP:
-                durable = Map(definition, self.shelf, self.entries, self._namespace(definition.name))
+                durable = MapDurable(definition, self.shelf, self.entries, self._namespace(definition.name))
         self.durables[definition.name] = durable
         self.ids[definition.name] = identity
         self._places[definition.name] = self._next_place
@@ -338,7 +338,7 @@ class Store:
         """Clear a map or last value; returns the new residue, None if nothing is left to give back."""
         durable = self.durables[name]
         assert not isinstance(durable, Consumption), "it has keys"
-        residue = durable.keyed.leave(now_ms, is_map=isinstance(durable, Map), cause=cause, revision=revision)
+        residue = durable.keyed.leave(now_ms, is_map=isinstance(durable, MapDurable), cause=cause, revision=revision)
         if residue is not None:
             self.keyed_residues.append(residue)
         return residue
@@ -506,7 +506,7 @@ class Store:
             else:
                 numbers = [entry.revision for entry in durable.keyed.scan()]
             for seq in numbers:
-                expected[seq] = expected.get(seq, 0) + 1 if not isinstance(durable, Map) else MAP_VALUE
+                expected[seq] = expected.get(seq, 0) + 1 if not isinstance(durable, MapDurable) else MAP_VALUE
         for residue in self.residues:
             left = residue.kept()
             assert not residue.is_done and residue.left in (None, len(left)), "a residue knows how much is left"
@@ -529,7 +529,7 @@ class Revision(msgspec.Struct, frozen=True, array_like=True):
     revision: int
     at_ms: int
     author: str
-    undo: list[commands.Part]
+    undo: list[commands.DefinitionPart]
     """What makes the one before of this one."""
 
 

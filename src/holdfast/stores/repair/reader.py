@@ -27,7 +27,7 @@ from holdfast.stores.storage.frames import Relocated, clears_of, decode_frame, r
 from holdfast.stores.storage.index import INDEX_NAME, UNREADABLE, Loaded, checked_row, read_checkpoint
 from holdfast.stores.storage.locations import EXTENT_BYTES, Extent
 from holdfast.stores.storage.log import MessageLog
-from holdfast.stores.values.commands import Inherit, Part, Record, Redefine
+from holdfast.stores.values.commands import DefinitionPart, Inherit, Record, Redefine
 from holdfast.stores.values.identity import Histories, id_of
 from holdfast.wire.parts import Message
 
@@ -95,7 +95,7 @@ class StoreSoFar:
         if isinstance(command, Inherit):
             self.lineage.go_on(command.history, [(self.id, self.newest_seq)])
         elif isinstance(command, Redefine):
-            deleted = Part(("stores", self.store)) in command.parts
+            deleted = DefinitionPart(("stores", self.store)) in command.parts
             if deleted:
                 self.newest_seq = 0
             if self.definition is not None:

@@ -34,7 +34,7 @@ import msgspec
 
 from holdfast.errors import CorruptData
 from holdfast.files.private_files import make_private
-from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, KeyEntry
+from holdfast.stores.values.ports import BLOCK_MESSAGES, BlockCounts, KeyEntry
 from holdfast.stores.values.sequence_set import SequenceSet
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -78,7 +78,7 @@ class FrozenBlock:
 
     __slots__ = ("head", "published_ms", "references", "sizes")
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: BlockCounts) -> None:
         self.head = _HEAD.pack(block.earliest_ms, block.swept_ms, block.live, block.live_bytes, block.timed)
         self.references = block.references.tobytes()
         self.sizes = block.sizes.tobytes()
@@ -89,9 +89,9 @@ class FrozenBlock:
         return self.head + zlib.compress(self.references + self.sizes + self.published_ms, 1)
 
 
-def decode_block(number: int, data: bytes) -> Block:
+def decode_block(number: int, data: bytes) -> BlockCounts:
     """The block of these bytes. *Raises*: ``struct.error``, ``zlib.error`` if they are not valid."""
-    block = Block(number)
+    block = BlockCounts(number)
     block.earliest_ms, block.swept_ms, block.live, block.live_bytes, timed = _HEAD.unpack_from(data)
     block.timed = bool(timed)
     raw = zlib.decompress(memoryview(data)[_HEAD.size :])
@@ -145,7 +145,7 @@ class BlockCache:
     def __init__(self, table: BlockTable, scratch_path: str, *, cached_max: int = BLOCKS_MAX) -> None:
         self._table = table
         self._cached_max = cached_max
-        self._cache: OrderedDict[tuple[str, int], Block] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, int], BlockCounts] = OrderedDict()
         self._dirty: dict[tuple[str, int], bool] = {}  # True where the block is in the cache, False where forgotten
         self._frozen: dict[tuple[str, int], FrozenBlock | None] = {}
         self._there = {store: SequenceSet(runs) for store, runs in table.block_runs().items()}
@@ -175,7 +175,7 @@ class BlockCache:
         """Blocks that have changed since the last checkpoint."""
         return len(self._dirty) + len(self._spilled)
 
-    def get(self, store: str, number: int) -> Block | None:
+    def get(self, store: str, number: int) -> BlockCounts | None:
         """See ``ports.Blocks``."""
         key = (store, number)
         block = self._cache.get(key)
@@ -193,7 +193,7 @@ class BlockCache:
         self._make_room()
         return block
 
-    def put(self, store: str, block: Block) -> None:
+    def put(self, store: str, block: BlockCounts) -> None:
         """See ``ports.Blocks``."""
         number = block.number
         key = (store, number)

@@ -174,7 +174,7 @@ def _put_history(database: sqlite3.Connection) -> None:
     database.execute("INSERT OR REPLACE INTO meta VALUES ('history', ?)", (value,))
 
 
-class Checkpoint(NamedTuple):
+class IndexChanges(NamedTuple):
     """What one transaction writes."""
 
     frame: int
@@ -379,7 +379,7 @@ class Index:
         """The extents that are first in the log, in that order."""
         return [Extent(*row) for row in self._read("extents", "ORDER BY first_frame LIMIT ?", (limit,))]
 
-    def write(self, checkpoint: Checkpoint) -> int:
+    def write(self, checkpoint: IndexChanges) -> int:
         """Write a checkpoint durably, in one transaction. Returns the first frame that is needed from now on.
 
         *Raises*: ``sqlite3.Error``, for example on a full disk; then nothing was changed.
@@ -432,7 +432,7 @@ class Index:
         row = self._writer.execute(f"SELECT min({value}) FROM extents").fetchone()
         return frame + 1 if row[0] is None else min(int(row[0]), frame + 1)
 
-    def _write_tables(self, checkpoint: Checkpoint) -> None:
+    def _write_tables(self, checkpoint: IndexChanges) -> None:
         database = self._writer
         stores = [(store,) for store in checkpoint.blocks.forgotten]
         database.executemany("DELETE FROM blocks WHERE store = ?", stores)

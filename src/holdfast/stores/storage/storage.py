@@ -24,7 +24,7 @@ from holdfast.stores.machine.repairs import accept
 from holdfast.stores.machine.state import State
 from holdfast.stores.storage.caches import BLOCK_BYTES
 from holdfast.stores.storage.frames import Relocated, decode_frame, version_of, with_version
-from holdfast.stores.storage.index import INDEX_NAME, UNREADABLE, Checkpoint, Index, Loaded
+from holdfast.stores.storage.index import INDEX_NAME, UNREADABLE, Index, IndexChanges, Loaded
 from holdfast.stores.storage.locations import Extent, Locations
 from holdfast.stores.storage.log import LOG_NAME, MessageLog
 from holdfast.stores.storage.messages import StoredMessages
@@ -292,11 +292,11 @@ class Storage:
         self.locations.grow(size)
         self.log_bytes += size
 
-    def begin_checkpoint(self) -> Checkpoint:
+    def begin_checkpoint(self) -> IndexChanges:
         """Freeze all changes, between two commands. *Cost*: copies 14 KiB for each changed block."""
         self._remove_dead_extents()
         self.log_bytes = 0
-        return Checkpoint(
+        return IndexChanges(
             self.messages.next_frame - 1,
             max(self.last_ms, self.state.at_ms),
             self.state.snapshot(),
@@ -306,7 +306,7 @@ class Storage:
             version=self.version,
         )
 
-    def write_checkpoint(self, checkpoint: Checkpoint) -> int:
+    def write_checkpoint(self, checkpoint: IndexChanges) -> int:
         """Make it durable, then remove pages. Returns how many.
 
         *Raises*: ``Closed`` when the log has failed; ``sqlite3.Error`` and ``OSError``, after which it may be retried.

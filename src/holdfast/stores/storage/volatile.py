@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from holdfast.errors import Code, CorruptData
-from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Kept, KeyEntry, block_parts
+from holdfast.stores.values.ports import BLOCK_MESSAGES, BlockCounts, Kept, KeyEntry, block_parts
 from holdfast.wire.parts import Delivery, Message
 
 SEGMENT_BYTES: Final = 16 << 20
@@ -125,15 +125,15 @@ class VolatileBlocks:
     """Implements ``ports.Blocks`` in memory. ``changed`` is called with each block that was given to ``put``."""
 
     def __init__(self) -> None:
-        self._blocks: dict[tuple[str, int], Block] = {}
+        self._blocks: dict[tuple[str, int], BlockCounts] = {}
         self._newest: dict[str, int] = {}
-        self.changed: Callable[[str, Block], None] = lambda _store, _block: None
+        self.changed: Callable[[str, BlockCounts], None] = lambda _store, _block: None
 
-    def get(self, store: str, number: int) -> Block | None:
+    def get(self, store: str, number: int) -> BlockCounts | None:
         """See ``ports.Blocks``."""
         return self._blocks.get((store, number))
 
-    def put(self, store: str, block: Block) -> None:
+    def put(self, store: str, block: BlockCounts) -> None:
         """See ``ports.Blocks``."""
         number, newest = block.number, self._newest.get(store, -1)
         if number > newest:
@@ -195,7 +195,7 @@ class VolatileMessages:
                 one.message, one.swapped = replace(one.message, body=b""), place
                 self._count(store, 1, place.length)
 
-    def _sweep(self, store: str, block: Block) -> None:
+    def _sweep(self, store: str, block: BlockCounts) -> None:
         key = (store, block.number)
         held = self._held.get(key)
         if held is None or (block.live and len(held) - block.live < SWEEP):

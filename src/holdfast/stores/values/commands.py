@@ -32,7 +32,7 @@ class _Result(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
     pass
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class DefinitionPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One part of a definition as JSON, by its path (see ``definitions.parts``); an empty ``document`` removes it."""
 
     path: tuple[str, ...]
@@ -42,7 +42,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Redefine(_Command, frozen=True):
     """Change parts of the definition: all of them or nothing. ``revision`` is its number in the history."""
 
-    parts: list[Part]
+    parts: list[DefinitionPart]
     revision: int
     author: str = ""
     delete: bool = False

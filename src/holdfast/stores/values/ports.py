@@ -66,7 +66,7 @@ class Messages(Protocol):
         """A store was deleted, with its messages. A new one of the same name begins with number 1 again."""
 
 
-class Block:
+class BlockCounts:
     """Counts of up to ``BLOCK_MESSAGES`` consecutive messages: how many durables keep each, and its size.
 
     ``references``, ``sizes`` and ``published_ms`` have one item per message (index ``seq % BLOCK_MESSAGES``), of 2, 4
@@ -98,10 +98,10 @@ class Block:
 class Blocks(Protocol):
     """The blocks of a store; recently used ones stay in memory."""
 
-    def get(self, store: str, number: int) -> Block | None:
+    def get(self, store: str, number: int) -> BlockCounts | None:
         """The block to read or change; a changed one is then given to ``put``."""
 
-    def put(self, store: str, block: Block) -> None:
+    def put(self, store: str, block: BlockCounts) -> None:
         """Keep a new or changed block; one with ``live == 0`` below the newest is forgotten."""
 
     def forget_store(self, store: str) -> None:

@@ -10,7 +10,7 @@ from array import array
 from bisect import bisect_left
 
 from holdfast.stores.values.deadlines import Deadlines
-from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Blocks
+from holdfast.stores.values.ports import BLOCK_MESSAGES, BlockCounts, Blocks
 
 REFERENCES_MAX = 65_534  # durables of one store: a count has two bytes
 MAP_VALUE = 65_535  # the count of a map's value: one map keeps it, and no other durable ever wants it
@@ -30,7 +30,7 @@ class ReferenceCounts:
         self.due_blocks: Deadlines[int] = Deadlines()
         """Blocks by the earliest own time-to-live of a message in them."""
 
-    def block(self, number: int) -> Block | None:
+    def block(self, number: int) -> BlockCounts | None:
         """One block, to read."""
         return self._blocks.get(self._store, number)
 
@@ -95,7 +95,7 @@ class ReferenceCounts:
         while done < total:
             number, low = divmod(first + done, BLOCK_MESSAGES)
             part = min(total - done, BLOCK_MESSAGES - low)
-            block = self._blocks.get(self._store, number) or Block(number)
+            block = self._blocks.get(self._store, number) or BlockCounts(number)
             block.sizes[low : low + part] = sizes[done : done + part]
             block.references[low : low + part] = references[done : done + part]
             block.published_ms[low : low + part] = array("Q", [at_ms]) * part
@@ -111,7 +111,7 @@ class ReferenceCounts:
     def _append_one(self, size: int, count: int, at_ms: int) -> None:
         """The common case, without a slice for each array."""
         number, offset = divmod(self.next_seq, BLOCK_MESSAGES)
-        block = self._blocks.get(self._store, number) or Block(number)
+        block = self._blocks.get(self._store, number) or BlockCounts(number)
         block.sizes[offset], block.references[offset], block.published_ms[offset] = size, count, at_ms
         if count:
             block.live += 1
@@ -186,7 +186,7 @@ class ReferenceCounts:
         assert self.live >= 0 and self.live_bytes >= 0, "totals are never negative"
 
 
-def _recount(block: Block, low: int, part: int) -> None:
+def _recount(block: BlockCounts, low: int, part: int) -> None:
     references, sizes = block.references[low : low + part], block.sizes[low : low + part]
     dropped = references.count(0)
     block.live += part - dropped
@@ -195,7 +195,7 @@ def _recount(block: Block, low: int, part: int) -> None:
         block.live_bytes -= sum(size for size, count in zip(sizes, references, strict=True) if not count)
 
 
-def _release_one(block: Block, offset: int) -> int:
+def _release_one(block: BlockCounts, offset: int) -> int:
     count, size = block.references[offset], block.sizes[offset]
     assert count > 0, "what is released is kept"
     gone = count in (1, MAP_VALUE)
@@ -206,7 +206,7 @@ def _release_one(block: Block, offset: int) -> int:
     return size
 
 
-def _release(block: Block, low: int, high: int) -> int:
+def _release(block: BlockCounts, low: int, high: int) -> int:
     counts, sizes = block.references[low:high], block.sizes[low:high]
     count, length = counts[0], high - low
     total = sum(sizes)

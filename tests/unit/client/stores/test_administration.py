@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from holdfast.client.protocol.effects import Procedure, Reply, Request, Response, Send, Wait, Woken
-from holdfast.client.protocol.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.endpoint import ClientRoute, parse_endpoint
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.administration import ask
 from holdfast.client.sync.client import Client
@@ -28,7 +28,7 @@ class ReplyingClient:
     """Gives a procedure these replies, and counts the requests."""
 
     def __init__(self, *replies: Response) -> None:
-        self.session = Session(Route((parse_endpoint("http://store:1"),)))
+        self.session = Session(ClientRoute((parse_endpoint("http://store:1"),)))
         self._replies = replies
         self.sent = 0
 
@@ -81,7 +81,7 @@ def test_a_conditional_change_that_was_certainly_not_made_is_sent_again(status: 
 
 def test_a_process_that_does_not_lead_is_left_for_the_next_address() -> None:
     standby, store = parse_endpoint("http://standby:1"), parse_endpoint("http://store:1")
-    session = Session(Route((standby, store)))
+    session = Session(ClientRoute((standby, store)))
     procedure = ask(session, Request("PUT", "/v1/stores/s/maps/m/k"), 0, 10_000)
     first = next(procedure)
     assert isinstance(first, Send) and first.endpoint == standby
@@ -90,6 +90,6 @@ def test_a_process_that_does_not_lead_is_left_for_the_next_address() -> None:
 
 
 def test_damage_is_told_at_once() -> None:
-    session = Session(Route((parse_endpoint("http://store:1"),)))
+    session = Session(ClientRoute((parse_endpoint("http://store:1"),)))
     with pytest.raises(CorruptData):
         awaited(ask(session, Request("GET", "/v1/stores/s"), 0, 10_000), refusal(500, "corrupt_queue"))

@@ -9,10 +9,10 @@ import pytest
 from tests.unit.client.stores.test_consuming import Service
 
 from holdfast.client.protocol.effects import Wait
-from holdfast.client.protocol.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.endpoint import ClientRoute, parse_endpoint
 from holdfast.client.protocol.options import FOR_EVER, SubscriberOptions, busy_wait_ms
 from holdfast.client.protocol.retry_budget import Session
-from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine
+from holdfast.client.protocol.stores.subscriber import Connect, SubscriberMachine, SubscriptionEnded
 from holdfast.errors import AlreadyOpen, Code
 
 BUSY = msgspec.json.encode({"error": {"code": "durable_busy", "message": "no", "holder": "other", "since_ms": 7}})
@@ -38,7 +38,7 @@ def test_a_busy_durable_is_asked_for_again_and_reported_once_for_each_wait() -> 
 
 
 def test_a_busy_durable_is_no_reason_to_ask_a_standby() -> None:
-    session = Session(Route((parse_endpoint("http://leader:1"), parse_endpoint("http://standby:1"))))
+    session = Session(ClientRoute((parse_endpoint("http://leader:1"), parse_endpoint("http://standby:1"))))
     machine = SubscriberMachine(session, "/x?subscriber=me", SubscriberOptions())
     first = machine.next_step(0)
     machine.refused(0, 409, {}, BUSY)
@@ -68,7 +68,7 @@ def test_a_busy_durable_raises_after_the_retry_duration() -> None:
     service.waits()
     service.now_ms += 1_000
     is_busy(service)
-    assert isinstance(service.step(), Ended)
+    assert isinstance(service.step(), SubscriptionEnded)
     assert isinstance(service.machine.failure, AlreadyOpen)
     assert service.machine.failure.code is Code.DURABLE_BUSY
     assert (service.machine.failure.fields["holder"], service.machine.failure.fields["since_ms"]) == ("other", 7)
@@ -82,7 +82,7 @@ def test_waits_in_the_line_end_with_the_retry_duration(seconds: float) -> None:
         assert isinstance(service.step(), Connect)
         service.now_ms += busy_wait_ms(service.options) + 1  # the service refuses when the time is over
         service.machine.refused(service.now_ms, 409, {}, BUSY)
-        if not isinstance(service.step(), Ended):
+        if not isinstance(service.step(), SubscriptionEnded):
             service.waits()
     half_a_wait = busy_wait_ms(service.options) / 2
     assert seconds * 1000 <= service.now_ms - began_ms < seconds * 1000 + half_a_wait
@@ -91,7 +91,10 @@ def test_waits_in_the_line_end_with_the_retry_duration(seconds: float) -> None:
 def test_a_durable_is_taken_over_once_and_not_back_after_a_lost_connection() -> None:
     service = Service()
     machine = service.machine = SubscriberMachine(
-        Session(Route((parse_endpoint("http://store:1"),))), "/x?subscriber=me", SubscriberOptions(), takes_over=True
+        Session(ClientRoute((parse_endpoint("http://store:1"),))),
+        "/x?subscriber=me",
+        SubscriberOptions(),
+        takes_over=True,
     )
     assert service.connects().target.endswith("&take_over=true")
     service.loses()

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from holdfast.client.protocol.effects import Wait
-from holdfast.client.protocol.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.endpoint import ClientRoute, parse_endpoint
 from holdfast.client.protocol.options import SubscriberOptions
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.acknowledgements import Pace
 from holdfast.client.protocol.stores.messages import subscribe_target
-from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine, Talk
+from holdfast.client.protocol.stores.subscriber import Connect, SubscriberMachine, SubscriptionEnded, Talk
 from holdfast.errors import (
     Closed,
     Code,
@@ -37,16 +37,16 @@ class Service:
 
     def __init__(self, **options: object) -> None:
         self.options = SubscriberOptions(**options)  # type: ignore[arg-type]
-        session = Session(Route((parse_endpoint("http://store:1"),)))
+        session = Session(ClientRoute((parse_endpoint("http://store:1"),)))
         self.machine = SubscriberMachine(session, subscribe_target("s", "d", "me"), self.options)
         self.now_ms = 0.0
         self.said: list[Frame] = []
         self.probes = 0
 
-    def step(self) -> Connect | Talk | Wait | Ended:
+    def step(self) -> Connect | Talk | Wait | SubscriptionEnded:
         step = self.machine.next_step(self.now_ms)
         self.machine.check()
-        if isinstance(step, Talk | Ended):
+        if isinstance(step, Talk | SubscriptionEnded):
             self.said += [msgspec.msgpack.decode(payload) for payload in step.outgoing]
         if isinstance(step, Talk):
             self.probes += step.probes
@@ -116,7 +116,7 @@ class Answers:
 
 
 def test_the_target_names_everything_that_the_subscriber_asks_for() -> None:
-    session = Session(Route((parse_endpoint("http://store:1"),)))
+    session = Session(ClientRoute((parse_endpoint("http://store:1"),)))
     target = subscribe_target("a b", "d/1", "me", template="t", matcher={"x": [1]}, key="k", prefetch=5)
     machine = SubscriberMachine(session, target, SubscriberOptions())
     step = machine.next_step(0)
@@ -420,7 +420,7 @@ def test_what_will_not_pass_ends_the_subscription(status: int, code: str, kind: 
     service = Service()
     service.step()
     service.machine.refused(0, status, {}, msgspec.json.encode({"error": {"code": code, "message": "no"}}))
-    assert isinstance(service.step(), Ended)
+    assert isinstance(service.step(), SubscriptionEnded)
     assert isinstance(service.machine.failure, kind) and service.machine.failure.code == code
 
 
@@ -436,7 +436,7 @@ def test_retry_duration_0_ends_with_the_first_loss_and_n_after_n_seconds() -> No
     service = Service(retry_duration=0)
     service.attaches()
     service.loses()
-    assert isinstance(service.step(), Ended) and isinstance(service.machine.failure, Unavailable)
+    assert isinstance(service.step(), SubscriptionEnded) and isinstance(service.machine.failure, Unavailable)
     service = Service(retry_duration=1.0)
     service.attaches()
     service.loses()
@@ -451,7 +451,7 @@ def test_what_is_larger_than_this_client_takes_ends_it_and_names_the_bound() -> 
     service = Service()
     service.attaches()
     service.machine.too_large()
-    assert isinstance(service.step(), Ended)
+    assert isinstance(service.step(), SubscriptionEnded)
     failure = service.machine.failure
     assert isinstance(failure, LimitExceeded)
     assert failure.fields == {"event_bytes_max": 64 << 20} and "event_bytes_max" in failure.hint
@@ -464,7 +464,7 @@ def test_being_attached_alone_is_no_connection_that_was_found_again() -> None:
     service.delivers(1)
     while True:
         service.loses()
-        if isinstance(service.step(), Ended):
+        if isinstance(service.step(), SubscriptionEnded):
             break
         lengths.append(service.waits().at_most_ms)
         service.attaches()
@@ -508,7 +508,7 @@ def test_a_newer_subscriber_ends_this_one_by_name() -> None:
     service = Service()
     service.attaches()
     service.machine.lost(0, "closed", 4409, "durable_collision")
-    assert isinstance(service.step(), Ended)
+    assert isinstance(service.step(), SubscriptionEnded)
     assert service.machine.failure is not None and service.machine.failure.code is Code.DURABLE_COLLISION
 
 
@@ -586,7 +586,7 @@ def test_closing_while_the_service_is_away_ends_at_once() -> None:
     service.attaches()
     service.loses()
     service.machine.close()
-    assert isinstance(service.step(), Ended)
+    assert isinstance(service.step(), SubscriptionEnded)
 
 
 def test_an_unreadable_frame_ends_the_subscription_as_corrupt() -> None:

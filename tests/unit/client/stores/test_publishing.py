@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from holdfast.client.protocol.effects import Failed, Response, Send, Wait
-from holdfast.client.protocol.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.endpoint import ClientRoute, parse_endpoint
 from holdfast.client.protocol.options import PublisherOptions
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.publisher import LINGER, PublisherMachine, Sent
@@ -45,7 +45,7 @@ class Store:
         self.requests: list[Body] = []
 
     def new_machine(self, publisher_id: str | None = None, next_seq: int | None = None) -> PublisherMachine:
-        session = Session(Route((parse_endpoint("http://store:1"),)))
+        session = Session(ClientRoute((parse_endpoint("http://store:1"),)))
         self.request_timeout_ms = session.options.request_timeout_ms
         self.machine = PublisherMachine(
             session, "s", self.options, entropy="e", publisher_id=publisher_id, next_seq=next_seq
@@ -147,7 +147,7 @@ def test_a_lost_answer_is_asked_for_with_the_same_bytes_and_nothing_is_kept_twic
 
 def test_a_process_that_does_not_lead_is_left_for_the_next_address() -> None:
     store = Store()
-    session = Session(Route((parse_endpoint("http://standby:1"), parse_endpoint("http://store:1"))))
+    session = Session(ClientRoute((parse_endpoint("http://standby:1"), parse_endpoint("http://store:1"))))
     store.machine = PublisherMachine(session, "s", store.options, entropy="e")
     (sent,) = store.add(b"a")
     store.refuses(409, Code.NOT_LEADER)
@@ -584,7 +584,7 @@ def test_nothing_confirmed_is_missing_twice_or_out_of_order_under_any_answers(se
 
 
 def test_a_token_of_a_store_travels_with_remembered_numbers_only() -> None:
-    session = Session(Route((parse_endpoint("http://store:1"),)))
+    session = Session(ClientRoute((parse_endpoint("http://store:1"),)))
     options = PublisherOptions()
     with pytest.raises(InvalidRequest, match="give publisher_id and next_seq"):
         PublisherMachine(session, "s", options, entropy="e", store_token="00000001.00000002")

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.client.aio import subscriber as aio_subscriber
-from holdfast.client.protocol.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.endpoint import ClientRoute, parse_endpoint
 from holdfast.client.protocol.options import ClientOptions, SubscriberOptions
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.subscriber import Connect, SubscriberMachine, Talk
@@ -40,7 +40,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def attached_machine(options: SubscriberOptions) -> SubscriberMachine:
     machine = SubscriberMachine(
-        Session(Route((parse_endpoint("http://store:1"),))), "/v1/stores/s/durables/d/subscribe?subscriber=me", options
+        Session(ClientRoute((parse_endpoint("http://store:1"),))),
+        "/v1/stores/s/durables/d/subscribe?subscriber=me",
+        options,
     )
     assert isinstance(machine.next_step(0), Connect)
     machine.opened(0)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from holdfast.client.protocol.effects import Wait
-from holdfast.client.protocol.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.endpoint import ClientRoute, parse_endpoint
 from holdfast.client.protocol.options import SubscriberOptions
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.messages import subscribe_target
@@ -21,7 +21,7 @@ class Service:
     """The other side of the line, and an application that takes changes now and then."""
 
     def __init__(self) -> None:
-        session = Session(Route((parse_endpoint("http://store:1"),)))
+        session = Session(ClientRoute((parse_endpoint("http://store:1"),)))
         self.machine = WatchMachine(session, subscribe_target("s", "m", "me"), SubscriberOptions())
         self.now_ms = 0.0
         self.view: dict[str, bytes] = {}
@@ -63,7 +63,7 @@ class Service:
 
 
 def test_a_watch_asks_for_its_keys() -> None:
-    session = Session(Route((parse_endpoint("http://store:1"),)))
+    session = Session(ClientRoute((parse_endpoint("http://store:1"),)))
     machine = WatchMachine(session, subscribe_target("s", "m", "me", prefix="a b"), SubscriberOptions())
     step = machine.next_step(0.0)
     assert isinstance(step, Connect)

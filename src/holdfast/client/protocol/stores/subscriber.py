@@ -95,13 +95,13 @@ class Talk(msgspec.Struct, frozen=True):
     timeout_ms: float
 
 
-class Ended(msgspec.Struct, frozen=True):
+class SubscriptionEnded(msgspec.Struct, frozen=True):
     """The machine has ended. ``outgoing`` are the last frames for an open connection."""
 
     outgoing: tuple[bytes, ...] = ()
 
 
-Step = Connect | Talk | Wait | Ended
+Step = Connect | Talk | Wait | SubscriptionEnded
 
 
 _logger = logging.getLogger("holdfast.subscriber")
@@ -338,10 +338,10 @@ class SubscriberMachine:
             self.lost(now_ms, f"nothing was heard for {self._options.timeout_ms:g} ms")
         match self._state:
             case _State.ENDED:
-                return Ended()
+                return SubscriptionEnded()
             case _State.WAITING | _State.CONNECTING | _State.OPENING | _State.ATTACHING if self._closing:
                 self.end(None)
-                return Ended()
+                return SubscriptionEnded()
             case _State.WAITING:
                 assert self._pause is not None, "waiting has a pause"
                 return self._pause
@@ -371,7 +371,7 @@ class SubscriberMachine:
         if self._closing and not self.unconfirmed:
             last_words = (*self._take_outgoing(), frame_of("close"))
             self.end(None)
-            return Ended(last_words)
+            return SubscriptionEnded(last_words)
         options = self._options
         probe_due_ms = max(self._heard_ms, self._probed_ms) + options.heartbeat_ms
         probes = now_ms >= probe_due_ms

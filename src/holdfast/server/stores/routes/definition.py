@@ -25,7 +25,7 @@ from holdfast.stores.definitions.parts import (
 from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.machine.redefine import definition_at
 from holdfast.stores.machine.store import Revision
-from holdfast.stores.values.commands import Done, Part, Redefine
+from holdfast.stores.values.commands import DefinitionPart, Done, Redefine
 from holdfast.wire.stores import Rollback
 
 DEFINE_CODES: Final = (
@@ -37,7 +37,7 @@ change_route: Final = partial(store_route, body=DOCUMENT, answer=DOCUMENT, codes
 
 
 async def define(
-    call: StoreCall, change: Callable[[ClusterDefinition], list[Part]], *, delete: bool | None = None
+    call: StoreCall, change: Callable[[ClusterDefinition], list[DefinitionPart]], *, delete: bool | None = None
 ) -> int:
     """Apply a change of the definition. Returns its revision. Raises: InvalidRequest, NotFound, Conflict.
 
@@ -64,8 +64,8 @@ async def define(
 
 
 def _parts_allowed(
-    call: StoreCall, known: ClusterDefinition, change: Callable[[ClusterDefinition], list[Part]]
-) -> list[Part]:
+    call: StoreCall, known: ClusterDefinition, change: Callable[[ClusterDefinition], list[DefinitionPart]]
+) -> list[DefinitionPart]:
     """The parts of a change. The service writes dead letters by itself, so who names a store for them must have the
     right to publish there. A store without that right is refused in the words for a store that is not defined.
 
@@ -73,7 +73,7 @@ def _parts_allowed(
     """
     access, authorization = call.opened.access, call.call.authorization
 
-    def parts_of(definition: ClusterDefinition) -> list[Part]:
+    def parts_of(definition: ClusterDefinition) -> list[DefinitionPart]:
         return full_parts(definition, change(definition))
 
     if access.allows(authorization, Right.ADMINISTER):
@@ -96,7 +96,9 @@ def _parts_allowed(
     return parts
 
 
-def defining(change: Callable[[StoreCall, ClusterDefinition, object], list[Part]], get: StoreHandler) -> StoreHandler:
+def defining(
+    change: Callable[[StoreCall, ClusterDefinition, object], list[DefinitionPart]], get: StoreHandler
+) -> StoreHandler:
     """A handler that applies the body as a change of the definition, and replies with the part in force."""
 
     async def handle(call: StoreCall) -> Response:

@@ -64,7 +64,7 @@ async def _browse(call: StoreCall) -> Response:
 
 async def _purge(call: StoreCall) -> Response:
     result = await call.submit(call.opened.service.submit(commands.Purge(0, call.store, call.durable)), commands.Purged)
-    return call.answer(wire.Purged(result.messages, result.bytes))
+    return call.answer(wire.PurgedAnswer(result.messages, result.bytes))
 
 
 async def _rewind(call: StoreCall) -> Response:
@@ -155,7 +155,7 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
         ),
         store_route(
             host, "POST", f"{durable}/purge", "Forget every message that the durable keeps", _purge,
-            answer=wire.Purged,
+            answer=wire.PurgedAnswer,
         ),
         store_route(
             host, "POST", f"{durable}/redeliver",

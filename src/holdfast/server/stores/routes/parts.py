@@ -16,7 +16,7 @@ from holdfast.server.stores.figures import attached_names, figures_of
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.routes.definition import DEFINE_CODES, DELETE, change_route, define, defining
 from holdfast.server.stores.routes.store_call import DOCUMENT, EVERY_STORE, StoreCall, parameter, store_route
-from holdfast.server.stores.subscribers import Subscriber
+from holdfast.server.stores.subscribers import ServedSubscriber
 from holdfast.stores.definitions.changes import (
     patched_part,
     patched_store,
@@ -28,7 +28,7 @@ from holdfast.stores.definitions.changes import (
 )
 from holdfast.stores.definitions.cluster import DurableType, TemplateDefinition
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.durables.map import Map
+from holdfast.stores.durables.map import MapDurable
 from holdfast.stores.machine.store import Durable
 from holdfast.stores.values.commands import Attach, Attached, Detach, Done, Unsubscribe
 from holdfast.wire.stores import NothingMore
@@ -151,7 +151,7 @@ def _subscribers(opened: OpenStores, store: str, name: str, durable: Durable) ->
     return [_subscriber(subscriber, count, connected.get(subscriber)) for subscriber, count in held.items()]
 
 
-def _subscriber(name: str, held: int, connected: Subscriber | None) -> Json:
+def _subscriber(name: str, held: int, connected: ServedSubscriber | None) -> Json:
     """One subscriber. Times are milliseconds since 1970, null for never; the service forgets them when it ends."""
     times = {each: getattr(connected, each, 0) or None for each in ("since_ms", "delivered_ms", "acknowledged_ms")}
     return {
@@ -205,7 +205,7 @@ async def _get_durable(call: StoreCall) -> Response:
     """A map also has its newest locks: a route below the map would take the name of a key."""
     document = durable_document(call.opened, call.store, call.durable)
     _, durable = call.opened.state.find(call.store, call.durable)
-    if isinstance(durable, Map):
+    if isinstance(durable, MapDurable):
         locks = durable.locks.newest(LOCKS_SHOWN_MAX)
         document["locks"] = [
             {"key": lock.key, "owner": lock.owner, "fence": lock.fence, "until_ms": lock.until_ms} for lock in locks
