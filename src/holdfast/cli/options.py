@@ -127,7 +127,7 @@ def parse_position(option: str, text: str | None) -> LogPosition | None:
 def parse_bytes(text: str, encoding: TextForm) -> bytes:
     """The bytes of a text on the command line.
 
-    >>> parse_bytes("6b6579", Encoding.HEX)
+    >>> parse_bytes("6b6579", TextForm.HEX)
     b'key'
     """
     try:

@@ -263,13 +263,14 @@ def check_seals(files: CrashFiles, path: str, prefix: str) -> None:
             file = pages.open(header.number)
             assert file is not None, "a page with a header has a file"
             scan = PageScan(files, file, header, next_seq=header.base_seq)
-            while scan.read() is not None:
-                pass
+            frames = 0
+            while (window := scan.read()) is not None:
+                frames += len(window.frames)
             files.close(file)
             if scan.seal is None:
                 raise PromiseBroken(f"page {header.number} was closed without a SEAL")
-            frames, last_seq, last_time_ns, _ = SEAL_BODY.unpack(scan.seal)
-            if (frames, last_seq, last_time_ns) != (scan.frames, following.base_seq - 1, scan.last_time_ns):
-                raise PromiseBroken(f"the SEAL of page {header.number} says {last_seq}, {frames} frames")
+            written, last_seq, last_time_ns, _ = SEAL_BODY.unpack(scan.seal)
+            if (written, last_seq, last_time_ns) != (frames, following.base_seq - 1, scan.last_time_ns):
+                raise PromiseBroken(f"the SEAL of page {header.number} says {last_seq}, {written} frames")
     finally:
         files.close(directory)

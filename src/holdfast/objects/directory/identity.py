@@ -71,8 +71,8 @@ def file_system_of(path: str | Path) -> tuple[str, str]:
 def encode_identity(identity: Inode) -> str:
     """``device:inode``.
 
-    >>> decode_identity(encode_identity(Identity(1, 2)))
-    Identity(device=1, inode=2)
+    >>> decode_identity(encode_identity(Inode(1, 2)))
+    Inode(device=1, inode=2)
     """
     return f"{identity.device}:{identity.inode}"
 

@@ -92,8 +92,8 @@ class WorkState(NamedTuple):
 def encode_command(kind: int, time_ns: int, *numbers: int) -> bytes:
     """The bytes of a command.
 
-    >>> decode_command(encode_command(Kind.BURY, 0, 7, 1))
-    (<Kind.BURY: 5>, 0, (7, 1))
+    >>> decode_command(encode_command(CommandKind.BURY, 0, 7, 1))
+    (<CommandKind.BURY: 5>, 0, (7, 1))
     """
     if len(numbers) == 1:
         return encode_one(kind, time_ns, numbers[0])

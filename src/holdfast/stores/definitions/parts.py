@@ -61,8 +61,8 @@ def with_parts(definition: ClusterDefinition, parts: Iterable[DefinitionPart]) -
 
     *Raises*: ``InvalidRequest``, code ``bad_configuration``, naming every problem.
 
-    >>> changed = with_parts(ClusterDefinition(), [Part(("stores", "o"), b"{}"),
-    ...                                            Part(("stores", "o", "durables", "w"), b'{"type": "shared"}')])
+    >>> durable = DefinitionPart(("stores", "o", "durables", "w"), b'{"type": "shared"}')
+    >>> changed = with_parts(ClusterDefinition(), [DefinitionPart(("stores", "o"), b"{}"), durable])
     >>> list(changed.stores["o"].durables)
     ['w']
     """
