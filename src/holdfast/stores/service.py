@@ -71,7 +71,8 @@ def _ignore(_outcome: Result | HoldfastError) -> None:
 
 
 class StoreObserver:
-    """Who serves the stores to subscribers: what a service calls, on its loop. This one does nothing."""
+    """Who serves the stores to subscribers (``server.stores.hosting.StoreHost``): what a service calls, on its loop.
+    This one does nothing."""
 
     def ready(self, store: str, durable: str) -> None:
         """The durable can serve a subscriber: submit ``Deliver`` at once, and nothing else.

@@ -34,9 +34,10 @@ class LogEnd:
     ``expected_seq``; the next message is ``next_seq``. Of the numbers in between, those from ``owed_end`` on were never
     durable. ``last_page`` is the last page in use, or lost; ``first`` is what retention has not removed.
 
-    ``clean``: everything was durable; ``resume``: writing may continue at ``position``; ``sealed``: nothing is to be
-    written there; ``doubtful``: pages after the end that are not part of the log; ``restored``: headers to be written;
-    ``losses``: what the walk found missing.
+    ``clean``: everything was durable; ``resume``: writing may continue at ``position``, with the ``frames`` and the
+    ``index`` of the page; ``rewrite``: what this opening keeps is written again, see ``_start``; ``sealed``: nothing is
+    to be written at ``position``; ``unsynced``: pages before the end that may not be durable; ``doubtful``: pages after
+    it that are not part of the log; ``restored``: headers to be written; ``losses``: what the walk found missing.
     """
 
     def __init__(self) -> None:
@@ -90,12 +91,17 @@ def find_end(pages: PageDirectory, evidence: QueueEvidence) -> LogEnd:
     end.last_page = max(end.page, max(kept, default=0), after.last_page if has_lost else 0)
     end.first = _first(pages, proof, headers)
     end.unsynced = [number for number in numbers if first_unsynced <= number < end.page]
-    end.resume = end.resume and end.next_seq == end.expected_seq and not has_lost
-    end.resume = end.resume and all(
-        (header := cached_header(pages, number, headers)) is not None and header.prepared for number in end.doubtful
-    )
     last = cached_header(pages, end.page, headers) if end.page else None
-    end.resume = end.resume and last is not None and not last.prepared
+    end.resume = (
+        end.resume  # the walk began where the writer was
+        and end.next_seq == end.expected_seq
+        and not has_lost
+        and all(
+            (page := cached_header(pages, number, headers)) is not None and page.prepared for number in end.doubtful
+        )
+        and last is not None
+        and not last.prepared
+    )
     # Damaged bytes at the end stay as they are: the base of the next page shows what is missing.
     end.sealed = walk.is_sealed or end.owed_end > end.expected_seq
     recent = [*headers.values(), *(pages.header_of(number) for number in numbers[-HEADERS_CHECKED:])]

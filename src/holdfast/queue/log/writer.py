@@ -170,9 +170,9 @@ class Writer:
         self._supply = supply
         self.message_bytes_max = message_bytes_max
         self.skipped = end.skipped  # numbers that were used and never durable, in the whole log
-        self.on_work: Callable[[], None] = _nothing
-        self.before_roll: Callable[[int], object] = _nothing
-        self.on_full: Callable[[], object] = _nothing
+        self.on_work: Callable[[], None] = _nothing  # Background.wake
+        self.before_roll: Callable[[int], object] = _nothing  # Space.before_roll
+        self.on_full: Callable[[], object] = _nothing  # Space.trim
         stores = self.stores = not compression and (
             sync.name == "os" or (sync.name == "every" and not (sync.messages_max or sync.bytes_max))
         )
@@ -363,7 +363,8 @@ class Writer:
             listener()
 
     def _open_fast_path(self) -> None:
-        """Open it unless there are listeners or the writer refuses appends. Call with the tail's lock held."""
+        """Open it, as far as the page and the next record of the write position allow (its ``limit``). It stays closed
+        after a failure, while a reader waits, and before the first append. Call with the tail's lock held."""
         if self._closed is None and self.durability.failure is None:
             if not self._listeners and not self.progress.silent:
                 self.tail.open_fast_path()
