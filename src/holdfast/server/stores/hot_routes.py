@@ -38,7 +38,7 @@ _PARAMETERS: Final = frozenset({"subscriber", "max", "wait_ms", "token"})
 
 
 class HotRequest(FastRequest):
-    """A publish, an acknowledgement, or a poll with its query parameters."""
+    """A publish, where there is no ``durable``; a poll, with its query parameters; or else an acknowledgement."""
 
     __slots__ = ("_host", "_need", "_right", "durable", "poll", "store")
 
