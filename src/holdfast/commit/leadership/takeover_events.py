@@ -46,28 +46,28 @@ class Probe(Struct, frozen=True):
 
 
 class ListPage(Struct, frozen=True):
-    """List the newest ``limit`` keys. Answered by PageListed or Failed."""
+    """List the newest ``limit`` keys. Answered by PageListed or NoAnswer."""
 
     limit: int
 
 
 class ReadHeaders(Struct, frozen=True):
     """Read the headers of these slots, all of which were listed, the records of ``role``, and whether the log is
-    suspended. Answered by HeadersRead or Failed. It is sent after the listing: an object of a copy is listed only after
-    the copy's record exists.
+    suspended. Answered by HeadersRead or NoAnswer. It is sent after the listing: an object of a copy is listed only
+    after the copy's record exists.
     """
 
     slots: tuple[Slot, ...]
 
 
 class ReadHeader(Struct, frozen=True):
-    """Read the header of a slot that may be empty. Answered by HeaderRead or Failed."""
+    """Read the header of a slot that may be empty. Answered by HeaderRead or NoAnswer."""
 
     slot: Slot
 
 
 class Look(Struct, frozen=True):
-    """List the newest key, and read the newest sign of this leadership. Answered by Looked or Failed."""
+    """List the newest key, and read the newest sign of this leadership. Answered by Looked or NoAnswer."""
 
     epoch: int
     leader_id: LeaderId
