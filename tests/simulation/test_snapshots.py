@@ -19,7 +19,7 @@ from holdfast.commit.reading.lineage import Lineage
 from holdfast.errors import HoldfastError
 from holdfast.objects import creating
 from holdfast.objects.memory import MemoryObjects, MemoryStore
-from holdfast.objects.port import CreateAnswer, Created, Listed, ObjectStore
+from holdfast.objects.port import CreateAnswer, Created, Listed, ObjectStore, Refused
 from holdfast.snapshots import Manifest, list_snapshots, make_snapshot, making, read_rows
 from holdfast.snapshots.manifest import encode_manifest, manifest_key, part_key, part_name
 from holdfast.snapshots.part import cut, encode_part
@@ -156,7 +156,7 @@ def refused_is_never_own(monkeypatch: pytest.MonkeyPatch) -> None:
             answer = await store.create(key, data)
             if isinstance(answer, Created):
                 return True
-            if isinstance(answer, making.Refused) and answer.certain:
+            if isinstance(answer, Refused) and answer.certain:
                 return False
         return False
 

@@ -83,8 +83,8 @@ _refusal = gathered_commits._refusal
 
 def _every_error_ends(line: bytes, now_ms: float) -> Answer:
     answer = _refusal(line, now_ms)
-    if isinstance(answer, gathered_commits.Refused):
-        return gathered_commits.Refused(answer.reply, answer.index, ends=True)
+    if isinstance(answer, gathered_commits.ItemRefused):
+        return gathered_commits.ItemRefused(answer.reply, answer.index, ends=True)
     return answer
 
 
