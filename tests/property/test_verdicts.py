@@ -33,7 +33,7 @@ from holdfast.commit.format.transaction import (
 )
 from holdfast.commit.stages import judge, resolve
 from holdfast.commit.stages.attempts import Attempts
-from holdfast.commit.stages.events import CommitEntry, Position
+from holdfast.commit.stages.events import CommitEntry, Place
 from holdfast.commit.stages.judge import RANGE_READ_WORK
 from holdfast.commit.stages.resolve import PART_OPERATIONS, RANGE_DELETE_WORK
 from holdfast.commit.window import SHAPE, RecentWrites, WindowShape
@@ -145,16 +145,16 @@ class World:
                 BASE, Attempts(bytes_max=1 << 20), window_ms=1.0, bytes_max=1 << 30
             )
         self.plain = PlainDefinition()
-        self.entries: deque[CommitEntry | Position] = deque()
+        self.entries: deque[CommitEntry | Place] = deque()
         for number, each in enumerate(sizes):
-            self.entries += [self.entry(BASE + number + 1, each), Position(number)]
+            self.entries += [self.entry(BASE + number + 1, each), Place(number)]
         self.now_ms = 0.0
         self.steps_max = sum(each.reads + each.operations // PART_OPERATIONS + 2 for each in sizes)
         """Each step asks one question, records one part or takes an entry out."""
 
     def run(self) -> None:
         expected = list(self.entries)
-        taken: list[CommitEntry | Position] = []
+        taken: list[CommitEntry | Place] = []
         for _ in range(self.steps_max):
             if not self.entries:
                 break
@@ -167,7 +167,7 @@ class World:
             raise VerdictsDiffer("an entry was lost, doubled or moved")
         self.stage.check()
 
-    def step(self) -> list[CommitEntry | Position]:
+    def step(self) -> list[CommitEntry | Place]:
         floor, window = self.stage.floor, self.stage.recent
         assert isinstance(window, Counted)
         window.costs.clear()

@@ -686,7 +686,7 @@ class CommitService:
         self._step(events.Tick(self._clock()))
 
 
-def _complete(ticket: object, value: object) -> None:
+def _complete(ticket: events.Asker, value: object) -> None:
     assert isinstance(ticket, asyncio.Future), "tickets are futures"
     if not ticket.done():
         ticket.set_result(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.unit.commit.builders import BASE, entry, genesis
 
 from holdfast.commit.format.transaction import Committed, Rejected, Unanswered
-from holdfast.commit.stages.events import Batch, CommitEntry, Position
+from holdfast.commit.stages.events import Batch, CommitEntry, Place
 from holdfast.commit.stages.release import PROOF_MS_MAX, Release
 
 
@@ -21,7 +21,7 @@ def rejected() -> CommitEntry:
     return item
 
 
-def batch(*entries: CommitEntry | Position, proved_ms: float | None = None) -> Batch:
+def batch(*entries: CommitEntry | Place, proved_ms: float | None = None) -> Batch:
     return Batch(genesis(), b"x", [*entries], [], 0.0, done=True, proved_ms=proved_ms)
 
 
@@ -47,7 +47,7 @@ def test_followers_share_the_outcome_of_their_original() -> None:
 
 def test_positions_are_reached_in_their_place() -> None:
     release = Release(BASE, 0)
-    position = Position("here")
+    position = Place("here")
     assert release.answers([rejected(), position])[1] == [position]
 
 
@@ -99,7 +99,7 @@ def test_what_cannot_be_proved_any_more_is_unknown_rejections_included() -> None
     held, original, follower = accepted(BASE + 1), accepted(BASE + 2), entry()
     original.followers = [follower]
     release.offer([batch(held)], PROOF_MS_MAX + 1)
-    position = Position("here")
+    position = Place("here")
     answers, positions = release.abandon([original, rejected(), position])
     assert [item.outcome for item in answers] == [Unanswered()] * 4
     assert answers[0] is held

@@ -24,7 +24,7 @@ from holdfast.commit.format.transaction import (
     Write,
 )
 from holdfast.commit.stages.attempts import Attempts
-from holdfast.commit.stages.events import CommitEntry, Position
+from holdfast.commit.stages.events import CommitEntry, Place
 from holdfast.commit.stages.resolve import Resolve
 
 
@@ -174,8 +174,8 @@ def test_a_decision_in_parts_is_the_same_decision(transactions: list[Any], work:
         "r": lambda at: RangeDelete(key(at), key(at + 2)),
     }
 
-    def entries() -> deque[CommitEntry | Position]:
-        made: deque[CommitEntry | Position] = deque()
+    def entries() -> deque[CommitEntry | Place]:
+        made: deque[CommitEntry | Place] = deque()
         for number, (operations, reads) in enumerate(transactions):
             preconditions: list[Precondition] = [
                 PointRead(key(at), BASE + back) if kind == "p" else RangeRead(key(at), key(at + 2), BASE + back)
@@ -184,13 +184,13 @@ def test_a_decision_in_parts_is_the_same_decision(transactions: list[Any], work:
             txn = Transaction([kinds[kind](at) for kind, at in operations], preconditions)
             item = CommitEntry(txn, lambda _: None)
             item.version = BASE + number + 1
-            made += [item, Position(number)]
+            made += [item, Place(number)]
         return made
 
     whole, parts = entries(), entries()
     at_once, in_parts = Stage().resolve, Stage().resolve
     at_once.decide([item for item in whole if isinstance(item, CommitEntry)])
-    taken: list[CommitEntry | Position] = []
+    taken: list[CommitEntry | Place] = []
     left = parts.copy()
     while left:
         taken += in_parts.decide_some(left, work)

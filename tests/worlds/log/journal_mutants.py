@@ -17,7 +17,7 @@ from holdfast.commit.leadership import claims, takeover_machine
 from holdfast.commit.reading import entries
 from holdfast.commit.service import CommitService
 from holdfast.commit.stages import events, pipeline, resolve, sequence
-from holdfast.commit.stages.events import CommitEntry, Effect, Position, Records, WhenDurable
+from holdfast.commit.stages.events import CommitEntry, Effect, Place, Records, WhenDurable
 from holdfast.errors import HoldfastError
 from holdfast.objects.port import ObjectStore
 from holdfast.stores.group_commit import Confirm
@@ -140,7 +140,7 @@ def room_for_ever(self: sequence.Sequence, durable_version: int) -> int:
 @MUTANTS.breaks("records wait for their own batch", "_collect", pipeline.Pipeline)
 def records_ride_along(
     self: pipeline.Pipeline,
-    entries: list[CommitEntry | Position],
+    entries: list[CommitEntry | Place],
     added: int,
     writes: bool,
     now_ms: float,

@@ -32,7 +32,7 @@ from holdfast.commit.leadership.suspensions import Suspending, Suspensions
 from holdfast.commit.leadership.takeover_machine import Flow, State, TakeoverMachine
 from holdfast.commit.service import CommitService
 from holdfast.commit.stages import attempts, events, judge, persist, pipeline, release, resolve, sequence
-from holdfast.commit.stages.events import Batch, CommitEntry, Position
+from holdfast.commit.stages.events import Batch, CommitEntry, Place
 from holdfast.commit.window import RecentWrites
 from holdfast.objects.port import CREATED, CreateAnswer, Refused, Unknown
 from holdfast.values import Instant, Slot, Version
@@ -176,8 +176,8 @@ def retry_with_more(self: persist.Persist, item: Batch, now_ms: float) -> events
 
 @MUTANTS.breaks("unknown is never not_committed", "abandon", release.Release)
 def unknown_means_not_committed(
-    self: release.Release, entries: Iterable[CommitEntry | Position]
-) -> tuple[list[CommitEntry], list[Position]]:
+    self: release.Release, entries: Iterable[CommitEntry | Place]
+) -> tuple[list[CommitEntry], list[Place]]:
     """What cannot be proved is answered as a conflict."""
     answers, positions = _abandon(self, entries)
     for entry in answers:
@@ -188,14 +188,14 @@ def unknown_means_not_committed(
 @MUTANTS.breaks("a rejection waits for the versions it lists", "_collect", pipeline.Pipeline)
 def rejection_at_once(
     self: pipeline.Pipeline,
-    entries: list[CommitEntry | Position],
+    entries: list[CommitEntry | Place],
     added: int,
     writes: bool,
     now_ms: float,
     effects: list[events.Effect],
 ) -> None:
     """A rejection does not wait for the batches that it names."""
-    rejected: list[CommitEntry | Position] = [e for e in entries if isinstance(e, CommitEntry) and not e.accepted]
+    rejected: list[CommitEntry | Place] = [e for e in entries if isinstance(e, CommitEntry) and not e.accepted]
     if rejected:
         self._answer(rejected, effects)
     rest = [entry for entry in entries if entry not in rejected]
@@ -204,7 +204,7 @@ def rejection_at_once(
 
 
 @MUTANTS.breaks("status waits for everything sequenced before it", "_travel", pipeline.Pipeline)
-def status_before_its_position(self: pipeline.Pipeline, position: Position, effects: list[events.Effect]) -> None:
+def status_before_its_position(self: pipeline.Pipeline, position: Place, effects: list[events.Effect]) -> None:
     """A position is reached before what stands before it."""
     self._answer([position], effects)
 

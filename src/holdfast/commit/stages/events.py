@@ -24,6 +24,9 @@ NO_STORE_PARTS: Final = object()
 WhenDurable = Callable[[int | HoldfastError], None]
 """Called once: with the version of what the log has durably, or with why it is unknown whether the log has it."""
 
+Asker = object
+"""Who waits for the answer to a question. The pipeline hands it back, never looks at it; the service's are futures."""
+
 ITEM_BYTES = 32
 """What an item costs besides its value and the request id, for the size bound of a batch."""
 
@@ -59,16 +62,16 @@ class CommitEntry(Struct, eq=False):
     when_durable: WhenDurable | None = None
 
 
-class Position:
-    """A position in the order of all entries: reached when everything accepted before it is durable."""
+class Place:
+    """A place in the order of all entries: reached when everything accepted before it is durable."""
 
     __slots__ = ("ticket",)
 
-    def __init__(self, ticket: object) -> None:
+    def __init__(self, ticket: Asker | StatusQuestion) -> None:
         self.ticket = ticket
 
 
-class Records(Position):
+class Records(Place):
     """What the stores did by themselves, on its way into the log: records, each with its store.
 
     ``when_durable`` is called in the order of the versions.
@@ -94,7 +97,7 @@ class Batch:
 
     header: Header
     payload: bytes
-    entries: list[CommitEntry | Position]
+    entries: list[CommitEntry | Place]
     logged: list[Logged]
     formed_ms: float
     sent_ms: float = 0.0
@@ -164,7 +167,7 @@ class OwnershipSeen(_Timed, frozen=True):
 class VersionAsked(_Timed, frozen=True):
     """A caller wants a version at least as new as everything committed by now."""
 
-    ticket: object
+    ticket: Asker
 
 
 class StatusQuestion(Struct, frozen=True):
@@ -172,7 +175,7 @@ class StatusQuestion(Struct, frozen=True):
 
     request_id: str
     min_version: int
-    ticket: object
+    ticket: Asker
 
 
 class StatusAsked(_Timed, frozen=True):
@@ -184,7 +187,7 @@ class StatusAsked(_Timed, frozen=True):
 class NoopAsked(_Timed, frozen=True):
     """A caller wants proof that the pipeline moves."""
 
-    ticket: object
+    ticket: Asker
 
 
 class Tick(_Timed, frozen=True):
@@ -195,7 +198,7 @@ class TruncationDue(_Timed, frozen=True):
     """Write into the log that versions at or below ``through`` may be removed. Reached when that is durable."""
 
     through: Version
-    ticket: object
+    ticket: Asker
 
 
 class ClockShown(_Timed, frozen=True):
@@ -277,7 +280,7 @@ class LookUp(Struct, frozen=True):
 class VersionIs(Struct, frozen=True):
     """Answer these version questions."""
 
-    tickets: list[object]
+    tickets: list[Asker]
     version: int
 
 
@@ -298,7 +301,7 @@ class StatusReady(Struct, frozen=True):
 class Reached(Struct, frozen=True):
     """These no-ops went through all four stages."""
 
-    tickets: list[object]
+    tickets: list[Asker]
 
 
 class Recorded(Struct, frozen=True):
@@ -312,7 +315,7 @@ class Ended(Struct, frozen=True):
 
     kind: EndKind
     detail: str
-    tickets: list[object]
+    tickets: list[Asker | StatusQuestion | Records]
 
 
 Asking = LookUp | VersionIs | StatusReady | Reached

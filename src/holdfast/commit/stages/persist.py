@@ -31,7 +31,7 @@ from holdfast.commit.format.batch import (
     jump,
 )
 from holdfast.commit.format.log_clock import LogClock
-from holdfast.commit.stages.events import Batch, CommitEntry, Position, Put, ReadBack, Records
+from holdfast.commit.stages.events import Batch, CommitEntry, Place, Put, ReadBack, Records
 from holdfast.crc32 import fastest_crc32
 from holdfast.objects.port import CreateAnswer, Created, Refused, Unknown
 from holdfast.values import Instant, Slot, Version
@@ -161,7 +161,7 @@ class Persist:
         self.head: Header = claim
         self.durable_header: Header = claim
         self.in_flight: deque[Batch] = deque()
-        self._collecting: list[CommitEntry | Position] = []
+        self._collecting: list[CommitEntry | Place] = []
         self.collecting_bytes = 0
         self._collecting_since = 0.0
         self._collecting_floor = 0
@@ -206,7 +206,7 @@ class Persist:
         """Whether anything waits for a batch."""
         return bool(self._collecting)
 
-    def collect(self, entries: list[CommitEntry | Position], added_bytes: int, now_ms: float, floor: int = 0) -> None:
+    def collect(self, entries: list[CommitEntry | Place], added_bytes: int, now_ms: float, floor: int = 0) -> None:
         """Add entries, in order, to the batch being collected. ``floor`` is the one that they were judged by."""
         if not self._collecting:
             self._collecting_since = now_ms
@@ -271,7 +271,7 @@ class Persist:
         self.resigned = kind is Kind.RESIGN
         return [put]
 
-    def _take(self) -> tuple[list[CommitEntry | Position], list[Logged]]:
+    def _take(self) -> tuple[list[CommitEntry | Place], list[Logged]]:
         """The entries of one batch: all that wait, or as many as reach the size bound (the last may exceed it)."""
         entries = self._collecting
         if self.collecting_bytes > self._rules.batch_bytes:
@@ -302,7 +302,7 @@ class Persist:
     def _freeze(
         self,
         now: Instant,
-        entries: list[CommitEntry | Position],
+        entries: list[CommitEntry | Place],
         logged: list[Logged],
         assigned: int,
         floor: int,
@@ -516,14 +516,14 @@ class Persist:
             self._returned = 0
         return durable
 
-    def attach_to_newest(self, entries: list[CommitEntry | Position]) -> bool:
+    def attach_to_newest(self, entries: list[CommitEntry | Place]) -> bool:
         """Let entries without writes wait for the newest batch in flight. False when nothing is in flight."""
         if not self.in_flight:
             return False
         self.in_flight[-1].entries += entries
         return True
 
-    def abandon(self) -> list[CommitEntry | Position]:
+    def abandon(self) -> list[CommitEntry | Place]:
         """Everything that waits, in order: the leader is finished and can prove nothing more."""
         waiting = [entry for batch in self.in_flight for entry in batch.entries] + self._collecting
         self.in_flight.clear()

@@ -39,7 +39,7 @@ from holdfast.commit.format.batch import Header, Kind
 from holdfast.commit.leadership.claims import has_successor
 from holdfast.commit.stages import events
 from holdfast.commit.stages.attempts import Attempts, Known
-from holdfast.commit.stages.events import Batch, CommitEntry, Effect, EndKind, Event, Position, Put, Records
+from holdfast.commit.stages.events import Asker, Batch, CommitEntry, Effect, EndKind, Event, Place, Put, Records
 from holdfast.commit.stages.persist import Deadline, Persist, PersistRules, Verdict
 from holdfast.commit.stages.release import Release
 from holdfast.commit.stages.resolve import UNBOUNDED, Resolve
@@ -100,15 +100,15 @@ class Pipeline:
         self._waiting: deque[CommitEntry | Records] = deque()
         self._records_waiting = 0
         """How many of the first in ``_waiting`` are records."""
-        self._undecided: deque[CommitEntry | Position] = deque()
+        self._undecided: deque[CommitEntry | Place] = deque()
         self._resolve_work_max = rules.resolve_work_max
         self._parts_undecided = False
         self._banned_through = -1
         self._floor_ms = now.boot_ms
-        self._truncations: list[tuple[int, object]] = []
-        self._asked: list[object] = []
-        self._riding: deque[tuple[Slot, list[object]]] = deque()
-        self._checking: list[object] | None = None
+        self._truncations: list[tuple[int, Asker]] = []
+        self._asked: list[Asker] = []
+        self._riding: deque[tuple[Slot, list[Asker]]] = deque()
+        self._checking: list[Asker] | None = None
         self._check_asked_ms = 0.0
         self._check_again_ms: float | None = None
         self._check_below: Slot | None = None
@@ -177,9 +177,9 @@ class Pipeline:
                 self._keep_floor(now)
                 if self.sequence.ban(question.request_id) is None:
                     self._banned_through = self.sequence.assigned
-                self._travel(Position(question), effects)
+                self._travel(Place(question), effects)
             case events.NoopAsked(ticket=ticket):
-                self._travel(Position(ticket), effects)
+                self._travel(Place(ticket), effects)
             case events.Tick():
                 self._tick(now, effects)
             case events.TruncationDue(through=through, ticket=ticket):
@@ -254,7 +254,7 @@ class Pipeline:
         return taken
 
     def _collect(
-        self, entries: list[CommitEntry | Position], added: int, writes: bool, now_ms: float, effects: list[Effect]
+        self, entries: list[CommitEntry | Place], added: int, writes: bool, now_ms: float, effects: list[Effect]
     ) -> None:
         """Entries with writes wait for a batch; other entries wait for the batches in flight, if any."""
         if writes or self.persist.collecting:
@@ -266,7 +266,7 @@ class Pipeline:
             else:
                 self._answer(entries, effects)
 
-    def _travel(self, position: Position, effects: list[Effect]) -> None:
+    def _travel(self, position: Place, effects: list[Effect]) -> None:
         if self._undecided:
             self._undecided.append(position)
             return
@@ -336,7 +336,7 @@ class Pipeline:
         effects.append(events.Durable(batches))
         for batch in batches:
             self._answer(batch.entries, effects)
-        tickets: list[object] = []
+        tickets: list[Asker] = []
         while self._riding and self._riding[0][0] >= last.slot:
             tickets += self._riding.popleft()[1]
         if tickets:
@@ -346,7 +346,7 @@ class Pipeline:
             self._truncations = [waiting for waiting in self._truncations if waiting[0] > last.truncated_through]
             effects.append(events.Reached(truncated))
 
-    def _answer(self, entries: list[CommitEntry | Position], effects: list[Effect]) -> None:
+    def _answer(self, entries: list[CommitEntry | Place], effects: list[Effect]) -> None:
         began = self._timer()
         answers, positions = self.release.answers(entries)
         self.seconds["release"] += self._timer() - began
@@ -363,7 +363,7 @@ class Pipeline:
                 effects.append(events.Recorded(recorded))
         if answers:
             effects.append(events.Answer(answers))
-        noops: list[object] = []
+        noops: list[Asker] = []
         for position in positions:
             if isinstance(position, Records):
                 continue
@@ -392,7 +392,7 @@ class Pipeline:
 
     # -- proof of ownership -------------------------------------------------------------------------------------------
 
-    def withdraw(self, ticket: object) -> None:
+    def withdraw(self, ticket: Asker) -> None:
         """The caller with this ticket waits for its version no more: forget the ticket."""
         # The oldest lists first: who gives up has mostly waited longest, and stands at the beginning of the first one.
         for tickets in (*(riding for _, riding in self._riding), self._checking or [], self._asked):
@@ -496,7 +496,7 @@ class Pipeline:
             return
         self._send_empty(now, effects, Kind.RESIGN)
 
-    def _end(self, kind: EndKind, detail: str, effects: list[Effect], asked: list[object] | None = None) -> None:
+    def _end(self, kind: EndKind, detail: str, effects: list[Effect], asked: list[Asker] | None = None) -> None:
         answers, positions = self.release.abandon([*self.persist.abandon(), *self._undecided, *self._waiting])
         self._undecided.clear()
         self._waiting.clear()

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from holdfast.commit.format.transaction import Committed, Unanswered
-from holdfast.commit.stages.events import Batch, CommitEntry, Position
+from holdfast.commit.stages.events import Batch, CommitEntry, Place
 
 PROOF_MS_MAX: Final = 10_000.0
 
@@ -59,14 +59,14 @@ class Release:
         held, self._held = self._held, []
         return held
 
-    def answers(self, entries: Iterable[CommitEntry | Position]) -> tuple[list[CommitEntry], list[Position]]:
+    def answers(self, entries: Iterable[CommitEntry | Place]) -> tuple[list[CommitEntry], list[Place]]:
         """The answers to give, in order, now that everything before them is durable."""
         answers: list[CommitEntry] = []
-        positions: list[Position] = []
+        positions: list[Place] = []
         durable_version = self.durable_version
         for entry in entries:
             if type(entry) is not CommitEntry:
-                assert isinstance(entry, Position), "only entries and positions travel"
+                assert isinstance(entry, Place), "only entries and positions travel"
                 positions.append(entry)
                 continue
             if entry.accepted:
@@ -87,14 +87,14 @@ class Release:
             follower.durable_version = entry.durable_version
         return followers
 
-    def abandon(self, entries: Iterable[CommitEntry | Position]) -> tuple[list[CommitEntry], list[Position]]:
+    def abandon(self, entries: Iterable[CommitEntry | Place]) -> tuple[list[CommitEntry], list[Place]]:
         """The answers to give when this leader can prove nothing more: whatever was accepted is unknown."""
         answers: list[CommitEntry] = []
-        positions: list[Position] = []
+        positions: list[Place] = []
         waiting = [entry for batch in self._held for entry in batch.entries]
         self._held = []
         for entry in (*waiting, *entries):
-            if isinstance(entry, Position):
+            if isinstance(entry, Place):
                 positions.append(entry)
                 continue
             # A rejection may name versions that this leader never proved durable, so it is unknown as well.

@@ -23,7 +23,7 @@ from holdfast.commit.format.transaction import (
     job_operations,
 )
 from holdfast.commit.stages.attempts import Attempts
-from holdfast.commit.stages.events import NO_STORE_PARTS, CommitEntry, Position
+from holdfast.commit.stages.events import NO_STORE_PARTS, CommitEntry, Place
 from holdfast.commit.stages.judge import Judge
 from holdfast.commit.window import RecentWrites
 from holdfast.errors import Code, InvalidRequest
@@ -104,14 +104,14 @@ class Resolve:
         """Set ``accepted``, or an outcome, on every entry that has none yet. Record what the accepted ones write."""
         self.decide_some(deque(entries), UNBOUNDED)
 
-    def decide_some(self, entries: deque[CommitEntry | Position], work_max: int) -> list[CommitEntry | Position]:
+    def decide_some(self, entries: deque[CommitEntry | Place], work_max: int) -> list[CommitEntry | Place]:
         """Decide entries from the front, in order, until ``work_max`` (about microseconds) is used up; at least one
         step.
 
         Returns the entries taken out, with the positions among them. The first one that remains may be half decided: it
         must stay at the front.
         """
-        taken: list[CommitEntry | Position] = []
+        taken: list[CommitEntry | Place] = []
         work = work_max
         while entries and work > 0:
             entry = entries[0]
