@@ -133,12 +133,12 @@ def pairs_once(pairs: list[tuple[K, V]]) -> dict[K, V]:
     """
     members = dict(pairs)
     if len(members) != len(pairs):
-        seen: set[K] = set()
+        keys: set[K] = set()
         for name, _ in pairs:
-            if name in seen:
+            if name in keys:
                 shown = name.decode("utf-8", "replace") if isinstance(name, bytes) else name
                 raise GivenTwice(f"{shown!r} is given twice")
-            seen.add(name)
+            keys.add(name)
     return members
 
 

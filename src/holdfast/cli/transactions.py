@@ -338,11 +338,11 @@ def _precondition(text: str, encoding: TextForm) -> tuple[Precondition, str | No
             given=text,
             hint="`holdfast version --position` prints VERSION@LOGID",
         )
-    seen, log_id = (None, None) if position is None else (position.version, position.log_id)
+    version, log_id = (None, None) if position is None else (position.version, position.log_id)
     begin, dots, end = keys.partition("..")
     if dots:
-        return RangeRead(parse_bytes(begin, encoding), parse_bytes(end, encoding) if end else None, seen), log_id
-    return PointRead(parse_bytes(keys, encoding), seen), log_id
+        return RangeRead(parse_bytes(begin, encoding), parse_bytes(end, encoding) if end else None, version), log_id
+    return PointRead(parse_bytes(keys, encoding), version), log_id
 
 
 def _one_log(log_ids: Iterable[str | None]) -> str | None:

@@ -168,9 +168,9 @@ async def _leader(claim: Header, ask_leader: AskLeader | None) -> Finding:
         )  # fmt: skip
     if answer.leader_id == claim.leader_id.hex():
         return Finding(Level.OK, "leader", f"it answers at {claim.address}")
-    seen = "nothing answers" if answer.reply in (Reply.SILENT, Reply.REFUSES) else "another process answers"
+    contact_text = "nothing answers" if answer.reply in (Reply.SILENT, Reply.REFUSES) else "another process answers"
     fix = "start `holdfast serve`; if it runs, correct server.advertised_address"
-    return Finding(Level.WARNING, "leader", f"{seen} at {claim.address}, where the newest leader was", fix)
+    return Finding(Level.WARNING, "leader", f"{contact_text} at {claim.address}, where the newest leader was", fix)
 
 
 async def _snapshots(store: ObjectStore, head: Header) -> Finding:

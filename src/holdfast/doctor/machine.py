@@ -103,18 +103,18 @@ def _writable(name: str, existing: Path, path: Path) -> Finding:
 
 def _free(name: str, path: Path) -> Finding:
     usage = shutil.disk_usage(path)
-    seen = f"{usage.free / 1e9:.1f} GB of {usage.total / 1e9:.1f} GB are free"
+    room = f"{usage.free / 1e9:.1f} GB of {usage.total / 1e9:.1f} GB are free"
     if usage.free < max(FREE_MIN * usage.total, FREE_BYTES_MIN) and usage.free < 50 << 30:
         fix = "free space or take a larger disk; `holdfast retention` limits the log"
-        return Finding(Level.WARNING, f"disk of {name}", seen, fix)
-    return Finding(Level.OK, f"disk of {name}", seen)
+        return Finding(Level.WARNING, f"disk of {name}", room, fix)
+    return Finding(Level.OK, f"disk of {name}", room)
 
 
 def _temporary() -> Iterator[Finding]:
     """Snapshots, and so retention, and views that are not next to their log need a temporary directory."""
     try:
-        with temporary_directory("holdfast-doctor-") as made, temporary_work():
-            Path(made, "file").write_bytes(b"x")
+        with temporary_directory("holdfast-doctor-") as directory, temporary_work():
+            Path(directory, "file").write_bytes(b"x")
     except HoldfastError as error:
         yield Finding(Level.ERROR, "temporary files", error.statement(), error.hint)
         return

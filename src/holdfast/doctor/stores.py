@@ -36,8 +36,8 @@ def _dead_letters(directory: Path) -> Finding:
         fix = "`holdfast stores verify` says what is damaged, when the service has stopped"
         return Finding(Level.WARNING, DEAD_LETTERS, f"the stores cannot be read: {error.statement()}", fix)
     links = [] if definition is None else crossing(definition)
-    seen = "; ".join(links) if links else "none goes into another store"
-    return Finding(Level.OK, DEAD_LETTERS, f"{seen} ({directory})")
+    text = "; ".join(links) if links else "none goes into another store"
+    return Finding(Level.OK, DEAD_LETTERS, f"{text} ({directory})")
 
 
 def crossing(definition: ClusterDefinition) -> list[str]:

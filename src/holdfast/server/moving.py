@@ -135,8 +135,8 @@ class _Mover:
         local = LocalCopy(self._store, settings, self.log_id, COPIER)
         try:
             followed = await local.bring_up_to(claim, self._head)
-            with TemporaryDirectory(prefix=".moving-", dir=self._directory) as made:
-                copy = os.path.join(made, "copy")
+            with TemporaryDirectory(prefix=".moving-", dir=self._directory) as directory:
+                copy = os.path.join(directory, "copy")
                 names = await asyncio.to_thread(self._copy, followed, copy, None)
                 set_aside = await asyncio.to_thread(self._place, copy, names, followed)
             stores, messages = _counts(followed.state)
@@ -169,8 +169,8 @@ class _Mover:
     async def _make_checkpoint(self, storage: Storage) -> bool:
         """False if the version has a checkpoint of other files, which an earlier call or another machine made."""
         version = self._head.last_version
-        with TemporaryDirectory(prefix=".moving-", dir=self._directory) as made:
-            copy = os.path.join(made, "copy")
+        with TemporaryDirectory(prefix=".moving-", dir=self._directory) as directory:
+            copy = os.path.join(directory, "copy")
             names = await asyncio.to_thread(self._copy, storage, copy, version)
             files = await upload_files(self._store, copy, names)
         for file in files:  # also those that were there: the claim rests on them

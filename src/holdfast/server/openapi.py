@@ -95,11 +95,11 @@ def describe(routes: Iterable[Route], *, version: str, with_tokens: bool) -> byt
 
 
 def _schemas(types: Sequence[object]) -> tuple[tuple[Json, ...], dict[str, Json]]:
-    made = msgspec.json.schema_components(types, ref_template=_REF)
+    plain = msgspec.json.schema_components(types, ref_template=_REF)
     text = re.sub(
         r'"(#/components/schemas/)?([A-Z]\w+)"',
         lambda found: f'"{found[1] or ""}{_PUBLISHED_NAMES.get(found[2]) or found[2].replace("Response", "Answer")}"',
-        msgspec.json.encode(made).decode(),
+        msgspec.json.encode(plain).decode(),
     )
     schemas, components = msgspec.json.decode(text, type=tuple[tuple[Json, ...], dict[str, dict[str, Any]]])
     for name in components.keys() & _ALWAYS_WHOLE:

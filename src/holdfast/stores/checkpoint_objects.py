@@ -118,8 +118,8 @@ async def make_checkpoint(service: StoreService, store: ObjectStore, log_id: str
     content is new. Raises: Unavailable; what ``StoreService.copy_files`` raises.
     """
     parent = os.path.dirname(service.directory)
-    with TemporaryDirectory(prefix=".checkpoint-", dir=parent) as made:
-        copy = os.path.join(made, "copy")
+    with TemporaryDirectory(prefix=".checkpoint-", dir=parent) as directory:
+        copy = os.path.join(directory, "copy")
         copying = asyncio.ensure_future(service.copy_files(copy))
         try:
             copied, version = await asyncio.shield(copying)

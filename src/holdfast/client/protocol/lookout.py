@@ -123,27 +123,29 @@ class Lookout:
         if len(everyone) == 1:
             overdue = ()  # nobody else could lead
         asks_all = any(endpoint in self._route.silent for endpoint in overdue)
-        silent = [endpoint for endpoint, seen in self._seen.items() if seen.silent_until_ms]
+        silent = [endpoint for endpoint, state in self._seen.items() if state.silent_until_ms]
         relevant = dict.fromkeys((*(each for each in everyone if asks_all or each in overdue), *silent))
         self._seen = {endpoint: self._seen.get(endpoint) or _Seen() for endpoint in relevant}
-        endpoints = [endpoint for endpoint, seen in self._seen.items() if not seen.is_asked and seen.due_ms <= now_ms]
+        endpoints = [
+            endpoint for endpoint, state in self._seen.items() if not state.is_asked and state.due_ms <= now_ms
+        ]
         for endpoint in endpoints:
             self._seen[endpoint].is_asked = True
         return endpoints
 
     def answered(self, endpoint: Endpoint, leads_now: bool | None, now_ms: float) -> list[Endpoint]:
         """The endpoint said whether it leads, or gave no answer (None). Returns where every wait ends now."""
-        seen = self._seen.get(endpoint)
-        if seen is None or not seen.is_asked:
+        state = self._seen.get(endpoint)
+        if state is None or not state.is_asked:
             return []
-        seen.is_asked = False
+        state.is_asked = False
         if leads_now is None:
-            seen.silent_until_ms = seen.silent_until_ms or now_ms + REMEMBERED_MS
+            state.silent_until_ms = state.silent_until_ms or now_ms + REMEMBERED_MS
         else:
-            seen.silent_until_ms = 0.0
+            state.silent_until_ms = 0.0
         self._publish()
         silent = self._route.silent
-        seen.due_ms = now_ms + (AGAIN_MS if silent else LIVES_AGAIN_MS)
+        state.due_ms = now_ms + (AGAIN_MS if silent else LIVES_AGAIN_MS)
         if not leads_now or not silent:
             return []
         if self._route.current in silent:
@@ -151,20 +153,20 @@ class Lookout:
         return [each for each in self._seen if each in silent]
 
     def _remember(self, overdue: Collection[Endpoint], now_ms: float) -> None:
-        for endpoint, seen in self._seen.items():
-            if seen.silent_until_ms and endpoint in overdue:
-                seen.silent_until_ms = now_ms + REMEMBERED_MS
-            elif seen.silent_until_ms <= now_ms:
-                seen.silent_until_ms = 0.0
+        for endpoint, state in self._seen.items():
+            if state.silent_until_ms and endpoint in overdue:
+                state.silent_until_ms = now_ms + REMEMBERED_MS
+            elif state.silent_until_ms <= now_ms:
+                state.silent_until_ms = 0.0
         self._publish()
 
     def _publish(self) -> None:
-        silent = frozenset(endpoint for endpoint, seen in self._seen.items() if seen.silent_until_ms)
+        silent = frozenset(endpoint for endpoint, state in self._seen.items() if state.silent_until_ms)
         if silent != self._route.silent:
             self._route.silent = silent
 
     def check(self) -> None:
         """Assert every law of the state; for tests."""
-        silent = {endpoint for endpoint, seen in self._seen.items() if seen.silent_until_ms}
+        silent = {endpoint for endpoint, state in self._seen.items() if state.silent_until_ms}
         assert silent == self._route.silent, "the route knows who is silent"
         assert len(self._seen) <= len(self._route.configured) + len(silent) + 16, "no endpoint is remembered for ever"

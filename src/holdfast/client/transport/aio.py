@@ -498,8 +498,8 @@ class Pool:
                 self._making[bound] = endpoint, now_ms()
                 if endpoint.secure and self._tls is None:
                     self._tls = ssl.create_default_context()  # once: it reads every authority of the system
-                made = functools.partial(Connection, self._closing_connections)
-                connection = await connected(made, endpoint, self._tls, deadline)
+                make = functools.partial(Connection, self._closing_connections)
+                connection = await connected(make, endpoint, self._tls, deadline)
         except TimeoutError:
             self._require_open()
             raise

@@ -272,12 +272,12 @@ class Pool:
         if isinstance(connection, Failed):
             return connection
         reader = self.reader_for(connection)
-        sent = is_usable = False
+        is_sent = is_usable = False
         try:
             data, time_left_s = self.encode(effect.request, effect.endpoint), left_s(end_ms)
-            sent = effect.request.accepted_in_parts
+            is_sent = effect.request.accepted_in_parts
             whole = connection.send_until_response(data, time_left_s, reader)
-            sent = True
+            is_sent = True
             while not reader.complete:
                 connection.receive(reader, left_s(end_ms))
             is_usable = whole and reader.reusable
@@ -285,7 +285,7 @@ class Pool:
         except (OSError, UnicodeError, BadResponse) as error:
             problem = problem_with(effect.endpoint, error)
             partial = reader.take() if reader.status == 200 else b""
-            accepted = sent and problem is None
+            accepted = is_sent and problem is None
             too_large = isinstance(error, ResponseTooLarge)
             return Failed(now_ms(), accepted, reason_of(error), partial, reader.headers, problem, too_large)
         finally:

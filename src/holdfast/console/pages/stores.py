@@ -89,8 +89,8 @@ def count_column(title: str, name: str, href: Callable[[Document], str] | None =
 
 def _without_figures(call: PageCall, store: str, durable: str) -> bool:
     """Whether the metrics have no line of a durable: they have those of a number of durables only."""
-    seen = call.watcher.newest is not None
-    return seen and call.watcher.value_of_store("holdfast_durable_backlog", store=store, durable=durable) is None
+    has_figures = call.watcher.newest is not None
+    return has_figures and call.watcher.value_of_store("holdfast_durable_backlog", store=store, durable=durable) is None
 
 
 # All stores

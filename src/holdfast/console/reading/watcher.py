@@ -153,10 +153,10 @@ class Watcher:
             self._add_backlogs(scrape)
 
     def _add_backlogs(self, scrape: Scrape) -> None:
-        seen: set[tuple[str, str]] = set()
+        names: set[tuple[str, str]] = set()
         for labels, value in scrape.labelled("holdfast_durable_backlog"):
             key = (labels["store"], labels["durable"])
-            seen.add(key)
+            names.add(key)
             minutes = self._backlogs.get(key)
             if minutes is None:
                 if len(self._backlogs) >= DURABLES_MAX:
@@ -165,7 +165,7 @@ class Watcher:
             minutes.append(value)
             if len(minutes) > MINUTES_MAX:
                 del minutes[0]
-        for key in self._backlogs.keys() - seen:
+        for key in self._backlogs.keys() - names:
             del self._backlogs[key]
 
     def backlog(self, store: str, durable: str) -> Sequence[float]:

@@ -77,8 +77,8 @@ class SinglePackers(dict[int, "tuple[Callable[..., bytes], Callable[..., None]]"
     __slots__ = ()
 
     def __missing__(self, size: int) -> tuple[Callable[..., bytes], Callable[..., None]]:
-        made = self[size] = Struct(f"<{size}sIqQ").pack, Struct(f"<IIqQ{size}s").pack_into
-        return made
+        packers = self[size] = Struct(f"<{size}sIqQ").pack, Struct(f"<IIqQ{size}s").pack_into
+        return packers
 
 
 single_packers = SinglePackers()

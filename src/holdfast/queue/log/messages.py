@@ -85,8 +85,8 @@ def class_with_value(base: type[Kind], serializer: Serializer | None) -> type[Ki
         "__doc__": base.__doc__,
         "__module__": base.__module__,
     }
-    made: type[Kind] = type(base.__name__, (base,), fields)  # pyright: ignore[reportAssignmentType]
-    return made
+    kind: type[Kind] = type(base.__name__, (base,), fields)  # pyright: ignore[reportAssignmentType]
+    return kind
 
 
 def _restored(base: type[Message], name: str, fields: tuple[int, int, bytes]) -> Message:

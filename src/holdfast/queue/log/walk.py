@@ -270,7 +270,7 @@ class LogWalk:
         """The next verified frames, or None if there are none now. Raises: what ``report`` raises; the next call
         reports the same loss again.
         """
-        seen = (0, 0)
+        progress = (0, 0)
         while True:
             scan = self.scan
             if scan is None:
@@ -281,8 +281,8 @@ class LogWalk:
                 # A page that was begun or prepared since that listing can be entered, or was looked at already. Until
                 # no page is new, what the proof covers may be in one.
                 found = (0 if after.header is None else after.header.number, after.prepared)
-                if found not in ((0, 0), seen):
-                    seen = found
+                if found not in ((0, 0), progress):
+                    progress = found
                     continue
                 if self._end(proof, None):
                     continue

@@ -220,11 +220,11 @@ E = TypeVar("E", bound=BaseException)
 def without_traceback(error: E) -> E:
     """``error`` itself, after its traceback and those of its causes were removed."""
     waiting: list[BaseException | None] = [error]
-    seen: set[int] = set()  # an error that is raised again from one that it caused makes a circle
+    visited: set[int] = set()  # an error that is raised again from one that it caused makes a circle
     while waiting:
         current = waiting.pop()
-        if current is not None and id(current) not in seen:
-            seen.add(id(current))
+        if current is not None and id(current) not in visited:
+            visited.add(id(current))
             current.__traceback__ = None
             waiting += (current.__cause__, current.__context__)
     return error

@@ -208,10 +208,10 @@ class LocalCopy:
         if not await asyncio.to_thread(os.path.isdir, self.directory):
             began = time.monotonic()
             lineage = await lineage_of(self._store, claim)
-            made = await fetch_newest(self._store, lineage, newest.last_version, self.directory)
-            if made is not None:
+            start = await fetch_newest(self._store, lineage, newest.last_version, self.directory)
+            if start is not None:
                 seconds = round(time.monotonic() - began, 2)
-                _log.info("stores_begin_with_checkpoint", version=made.version, bytes=made.size, seconds=seconds)
+                _log.info("stores_begin_with_checkpoint", version=start.version, bytes=start.size, seconds=seconds)
         page, memory = self._settings.page_size_bytes, self._settings.memory_bytes
         await self._run(partial(FollowedStores.open, self.directory, page_bytes=page, memory_bytes=memory))
         assert self._stores is not None, "they are open"
@@ -326,12 +326,12 @@ class CheckpointSchedule:
     async def _make(self) -> None:
         began = time.monotonic()
         written = self._service.written_bytes
-        made = await make_checkpoint(self._service, self._leader.store, self._leader.log_id)
+        checkpoint = await make_checkpoint(self._service, self._leader.store, self._leader.log_id)
         self._bytes = written
         self._made = time.monotonic()
         self.count += 1
         seconds = round(self._made - began, 2)
-        _log.info("stores_checkpoint_made", version=made.version, bytes=made.size, seconds=seconds)
+        _log.info("stores_checkpoint_made", version=checkpoint.version, bytes=checkpoint.size, seconds=seconds)
 
     async def oldest(self, held: Collection[int]) -> int:
         """From which version on the stores need the log: that of the oldest checkpoint that is kept, 0 without one.

@@ -243,17 +243,17 @@ class ViewChild:
     async def _announce(self, process: BackgroundProcess) -> None:
         """Announce durable slots to the process, one announcement at a time."""
         service, channel = self._service, self._service.feed.durable
-        sent: int | None = None
+        newest_sent: int | None = None
         while not service.ended.done():
             self._poked.clear()
             header = service.durable_header()
             flush = bool(self._waiters) and self._waiters[0][0] <= header.last_version
-            if header.slot == sent and not flush:
+            if header.slot == newest_sent and not flush:
                 await self._news(channel.wait(channel.end))
                 continue
-            sent = header.slot
+            newest_sent = header.slot
             self._done.clear()
-            process.send(msgspec.json.encode(Announcement(sent, header.claim, flush)) + b"\n")
+            process.send(msgspec.json.encode(Announcement(newest_sent, header.claim, flush)) + b"\n")
             await self._done.wait()
             if not self._waiters:
                 with contextlib.suppress(TimeoutError):

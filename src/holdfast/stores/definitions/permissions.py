@@ -128,11 +128,11 @@ def read_permissions(reader: FieldReader) -> Permissions:
     roles = {name: _read_role(name, section) for name, section in reader.sections("roles", "role").items()}
     users = {name: _read_user(name, section, roles) for name, section in reader.sections("users", "user").items()}
     reader.finish()
-    seen: dict[str, str] = {}
+    places: dict[str, str] = {}
     for user in users.values():
-        if user.token_sha256 and user.token_sha256 in seen:
-            reader.problem(f"users.{user.name}", f"a token of one user, and {seen[user.token_sha256]} has the same")
-        seen[user.token_sha256] = user.name
+        if user.token_sha256 and user.token_sha256 in places:
+            reader.problem(f"users.{user.name}", f"a token of one user, and {places[user.token_sha256]} has the same")
+        places[user.token_sha256] = user.name
     names = {name for user in users.values() if user.token_sha256 for name in user.roles}
     if enabled and not any(roles[name].grants(Right.ADMINISTER, CLUSTER) for name in names):
         # Applied, it could never be changed again.

@@ -416,9 +416,9 @@ class LastValue(KeyedDurable):
         known = self.attached.get(subscriber)
         if known is None:
             raise NotFound("no such subscriber", durable=self.definition.name, subscriber=subscriber)
-        key, seen = known
+        key, revision = known
         entry = self.keyed.get(key)
-        return entry if entry is not None and entry.revision > seen else None
+        return entry if entry is not None and entry.revision > revision else None
 
     def ready(self) -> bool:
         """Whether any subscriber could be given a value. Cost: O(subscribers)."""
@@ -439,15 +439,15 @@ class LastValue(KeyedDurable):
 
     def state(self) -> LastValueState:
         """What a snapshot keeps besides the entries."""
-        subscribers = [(name, key, seen) for name, (key, seen) in self.attached.items()]
+        subscribers = [(name, key, revision) for name, (key, revision) in self.attached.items()]
         return LastValueState(self.keyed.state(), subscribers)
 
     def restore(self, state: LastValueState) -> None:
         """Take up ``state``."""
         self.keyed.restore(state.keyed)
-        for subscriber, key, seen in state.subscribers:
+        for subscriber, key, revision in state.subscribers:
             self.attach(subscriber, key)
-            self.attached[subscriber] = (key, seen)
+            self.attached[subscriber] = (key, revision)
 
     def check(self) -> None:
         """Every law of the entries; followers by key are the subscribers' keys. O(n)."""

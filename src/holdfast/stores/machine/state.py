@@ -330,13 +330,13 @@ class State(Cluster):
         deadlines = self.volatile_deadlines if command.volatile else self.deadlines
         contended = frozenset(command.contended)
         total = durables = 0
-        seen: set[tuple[str, str]] = set()
+        visited: set[tuple[str, str]] = set()
         again: list[tuple[str, str]] = []
         while not budget.is_spent and (key := deadlines.pop(now_ms)) is not None:
-            if key in seen:
+            if key in visited:
                 again.append(key)
                 continue
-            seen.add(key)
+            visited.add(key)
             store, durable = self.stores[key[0]], self.stores[key[0]].durables[key[1]]
             budget.looks -= 1
             since_ms, ttl_ms = store.idle_since_ms.get(key[1]), durable.definition.durable_ttl_ms
