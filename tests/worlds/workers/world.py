@@ -138,7 +138,7 @@ class World(SeededWorld):
                 if not isinstance(outcome, HoldfastError):
                     self.agenda.after(self.shape.delay_ms, None, self.confirmed, message.seq)
 
-            server.write([(STORE, frame)], landed)
+            server.record([(STORE, frame)], landed)
 
         self._do(commit)
 
