@@ -217,7 +217,7 @@ def test_live_events_are_encoded_once_for_all_subscribers(monkeypatch: pytest.Mo
             for stream in streams:
                 await stream.until(version)
                 await stream.next("checkpoint")
-            assert encoded == ["TransactionEvent", "FeedCheckpoint"]
+            assert encoded == ["FeedTransaction", "FeedCheckpoint"]
 
     run(scenario)
 
