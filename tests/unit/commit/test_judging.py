@@ -23,7 +23,7 @@ from holdfast.commit.format.transaction import (
     Write,
 )
 from holdfast.commit.stages.attempts import Attempts
-from holdfast.commit.stages.events import NO_STORE_PARTS, CommitEntry, Position
+from holdfast.commit.stages.events import NO_STORE_PARTS, CommitEntry, Place
 from holdfast.commit.stages.judge import Judge
 from holdfast.commit.stages.resolve import PART_OPERATIONS, RANGE_DELETE_WORK, SAMPLES_MAX, Resolve
 from holdfast.commit.window import RecentWrites
@@ -147,7 +147,7 @@ def test_a_long_transaction_is_recorded_in_parts_and_goes_on_where_it_stopped() 
     for work, first in ((1, 1), (PART_OPERATIONS, 1), (PART_OPERATIONS + 1, 2), (2 * PART_OPERATIONS + 1, 3)):
         window = Window()
         resolve, item = resolve_of(window), entry(whole)
-        entries = deque[CommitEntry | Position]([item])
+        entries = deque[CommitEntry | Place]([item])
         taken = resolve.decide_some(entries, work)
         assert window.parts == parts[:first]
         assert (bool(taken), item.accepted, resolve.deciding) == (
@@ -165,14 +165,14 @@ def test_an_operation_costs_one_and_a_range_deletion_as_much_as_six() -> None:
     operations = [*writes(3), RangeDelete(b"a"), RangeDelete(b"b")]
     cost = 3 + 2 * RANGE_DELETE_WORK
     for work, count in ((cost, 1), (cost + 1, 2), (cost + 2, 2)):
-        entries = deque[CommitEntry | Position]([entry(txn(operations=operations)), entry(txn(operations=writes(1)))])
+        entries = deque[CommitEntry | Place]([entry(txn(operations=operations)), entry(txn(operations=writes(1)))])
         assert len(resolve_of(Window()).decide_some(entries, work)) == count
     judged = entry(txn(PointRead(b"a"), at=BASE, operations=writes(1)))
     for work, count in ((POINT_WORK + 1, 1), (POINT_WORK + 2, 2)):
         judged.outcome, judged.accepted = None, False
         resolve = resolve_of(window := Window())
         resolve._judge = judge_of(window)
-        entries = deque[CommitEntry | Position]([judged, entry(txn(operations=writes(1)))])
+        entries = deque[CommitEntry | Place]([judged, entry(txn(operations=writes(1)))])
         assert len(resolve.decide_some(entries, work)) == count
 
 
