@@ -104,8 +104,8 @@ def prepare(name: str, group: Group) -> Path:
         "pytest_add_cli_args_test_selection": list(group.tests),
         "pytest_add_cli_args": ["--hypothesis-seed=0"],
         "use_git_change_detection": False,
-        "timeout_constant": 5.0,
-        "timeout_multiplier": 5.0,
+        "timeout_constant": 3.0,
+        "timeout_multiplier": 3.0,
     }
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8") + "\n[tool.mutmut]\n"
     text += "".join(f"{option} = {json.dumps(value)}\n" for option, value in options.items())
