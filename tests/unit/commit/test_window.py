@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,32 @@ def test_the_window_holds_after_each_step_of_a_life_what_the_file_says() -> None
     assert text == LIFE.read_text()
 
 
+def test_the_runs_of_the_young_generation_are_merged_like_the_digits_of_a_binary_counter() -> None:
+    window = RecentWrites(0, bytes_max=ROOMY, shape=replace(SHAPE, slice_keys=1_000))
+    for leaves in range(1, 33):
+        for key in range(3):
+            window.record(3 * leaves + key, [Write(b"%02d" % ((7 * leaves + key) % 60), b"")])
+        assert [run.rank for run in window._young.runs] == [
+            digit for digit in range(5, -1, -1) if leaves >> digit & 1
+        ]  # fmt: skip
+        window.check()
+
+
+def test_a_generation_is_closed_with_as_many_slices_or_bounds_as_its_shape_says() -> None:
+    shape = replace(SHAPE, leaf_keys=1, slice_keys=1, generation_keys=1_000, generation_slices=4, generation_bounds=1)
+    window = RecentWrites(0, bytes_max=ROOMY, shape=shape)
+    for version in range(1, 20):
+        window.record(version, [Write(b"%02d" % version, b"")])
+    assert [generation.slices for generation in window._generations[3:]] == [4] * 4
+    shape = replace(SHAPE, slice_bounds=2, generation_slices=1_000, generation_bounds=6)
+    window = RecentWrites(0, bytes_max=ROOMY, shape=shape)
+    for version in range(1, 20):
+        window.record(version, [RangeDelete(b"%02d" % version, b"%02d~" % version)])
+        assert window._generations[1].payload_bytes == 5 + 2 * BOUND_BYTES, "nothing but the two bounds"
+    closed = [generation.deleted for generation in window._generations[3:]]
+    assert [deleted and len(deleted.bounds) for deleted in closed] == [6] * 6
+
+
 def test_a_wide_range_is_answered_from_the_newest_version_of_each_block() -> None:
     class Versions(dict[bytes, int]):
         looks = 0
@@ -132,6 +159,28 @@ def test_a_wide_range_is_answered_from_the_newest_version_of_each_block() -> Non
         assert run.newest(begin, end, versions) == newest
         assert versions.looks == looks
         versions.looks = 0
+
+
+def test_a_merged_generation_looks_at_the_runs_of_the_range_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    generation = WindowGeneration(0)
+    keys = [b"10", b"11", b"20", b"21", b"30", b"31"]
+    generation.versions = {key: number for number, key in enumerate(keys, 1)}
+    generation.replace_runs([Run(keys[start : start + 2], 6, 0, 2) for start in (0, 2, 4)])
+    looks: list[bytes] = []
+    honest = Run.newest
+
+    def newest(run: Run, begin: bytes, end: bytes | None, versions: dict[bytes, int]) -> int:
+        looks.append(run.keys[0])
+        return honest(run, begin, end, versions)
+
+    monkeypatch.setattr(Run, "newest", newest)
+    for begin, end, found, runs in (
+        (b"00", b"10", 0, []), (b"00", b"11", 1, [b"10"]), (b"20", b"30", 4, [b"20"]),
+        (b"11", b"21", 3, [b"10", b"20"]), (b"21", None, 6, [b"20", b"30"]), (b"32", None, 0, [b"30"]),
+    ):  # fmt: skip
+        looks.clear()
+        assert generation.newest_in_range(begin, end, 0) == found
+        assert looks == runs
 
 
 def test_a_step_of_a_merge_ends_with_the_piece_that_fills_it() -> None:
@@ -190,6 +239,7 @@ def test_what_is_dropped_counts_until_it_is_given_back() -> None:
     for _ in range(9):
         window.expire(8)
         window.check()
+        assert (window._releasing_bytes > 0) == bool(window._releasing_runs or window._releasing_versions)
     assert window.bytes_used() == empty
     least = RecentWrites(0, bytes_max=1, shape=SHAPE)
     least.record(1, [Write(b"a", b"")])
@@ -221,7 +271,8 @@ def test_a_bound_of_bytes_raises_the_floor_to_the_end_of_the_oldest_generations(
 
 
 @pytest.mark.parametrize(
-    ("bytes_max", "slice_keys", "generation_keys"), [(6_400, 1, 8), (6_408, 1, 9), (6_464, 2, 10), (12_800, 2, 16)]
+    ("bytes_max", "slice_keys", "generation_keys"),
+    [(6_400, 1, 8), (6_407, 1, 8), (6_408, 1, 9), (6_464, 2, 10), (12_800, 2, 16)],
 )
 def test_a_slice_ends_at_a_64th_of_the_bound_and_a_generation_at_an_eighth(
     bytes_max: int, slice_keys: int, generation_keys: int
