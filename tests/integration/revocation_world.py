@@ -43,7 +43,7 @@ from tests.integration.whole_application import EPOCH_MS, Application, applicati
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import CreateAnswer, Listed
 from holdfast.server.http.auth import Grant, Role
-from holdfast.server.http.connection import Connection
+from holdfast.server.http.connection import HttpConnection
 from holdfast.server.http.key_scope import EVERYTHING, KeyScope
 from holdfast.server.http.rights_table import ScopeRule
 from holdfast.snapshots import make_snapshot
@@ -379,10 +379,10 @@ def of_stores(line: str) -> bool:
 
 SEND_BUFFER_BYTES = 8_192
 """Of the service's sockets: what a slow reader does not take waits in the service."""
-accepted = Connection.connection_made
+accepted = HttpConnection.connection_made
 
 
-def accepted_with_small_buffer(self: Connection, transport: asyncio.BaseTransport) -> None:
+def accepted_with_small_buffer(self: HttpConnection, transport: asyncio.BaseTransport) -> None:
     transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, SEND_BUFFER_BYTES)
     accepted(self, transport)
 
@@ -445,7 +445,7 @@ def is_wider(number: int, *, by_users: bool) -> bool:
 def play(seed: int, count: int, *, by_users: bool, only: Sequence[str] = ()) -> Tally:
     """Run the world of this seed, with ``count`` moments, of all kinds or of these. Raises: BrokenLaw."""
     folder = Path(mkdtemp(prefix="revocations-"))
-    Connection.connection_made = accepted_with_small_buffer  # type: ignore[method-assign]
+    HttpConnection.connection_made = accepted_with_small_buffer  # type: ignore[method-assign]
     try:
         return run_virtually(lambda: _play(seed, folder, count, only, by_users=by_users))
     except BaseExceptionGroup as group:
@@ -454,7 +454,7 @@ def play(seed: int, count: int, *, by_users: bool, only: Sequence[str] = ()) -> 
             raise first_of(broken) from group
         raise
     finally:
-        Connection.connection_made = accepted  # type: ignore[method-assign]
+        HttpConnection.connection_made = accepted  # type: ignore[method-assign]
         shutil.rmtree(folder, ignore_errors=True)
 
 

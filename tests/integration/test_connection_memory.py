@@ -66,7 +66,7 @@ USUAL = {"fast_half_sent", "fast_committed", "framework_half_sent", "stream_half
 
 def live() -> Counter[str]:
     """How many objects there are of the classes that a connection is made of."""
-    names = ("Connection", "Exchange", "HttpRequestParser", "Call", "JsonLines", "frame")
+    names = ("HttpConnection", "Exchange", "HttpRequestParser", "Call", "JsonLines", "frame")
     found = Counter(type(thing).__name__ for thing in gc.get_objects())
     return Counter({name: found[name] for name in names})
 

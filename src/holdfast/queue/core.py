@@ -258,7 +258,9 @@ class QueueCore(WithBlock):
         """The writer. *Raises*: ``Closed``; ``PermissionDenied`` with ``read_only``."""
         writer = self._writer  # asked for once: closing in another thread takes it away
         if writer is None:
-            raise Closed("the queue is closed") if self._closed else _reader_only()
+            if self._closed:
+                raise Closed("the queue is closed")
+            raise PermissionDenied("the queue is open for reading only")
         return writer
 
     @property
@@ -674,7 +676,3 @@ def _log_recovery(path: str, end: LogEnd) -> None:
 def _checked(clock: Callable[[], int]) -> Callable[[], int]:
     """A clock of the program, whose wrong results are refused. Appends look at what they get themselves."""
     return clock if clock is time.time_ns else lambda: clock_ns(clock())
-
-
-def _reader_only() -> HoldfastError:
-    return PermissionDenied("the queue is open for reading only")

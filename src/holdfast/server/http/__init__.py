@@ -1,8 +1,8 @@
 """Connections, requests and responses, for every route.
 
-A ``Connection`` parses every request. It serves plain requests of the hot routes itself, each by a ``FastRequest``. All
-others go to the framework (``http_server.Application``), one at a time (``Exchange``). Both call the same handlers, so
-a response does not depend on the way.
+An ``HttpConnection`` parses every request. It serves plain requests of the hot routes itself, each by a
+``FastRequest``. All others go to the framework (``http_server.Application``), one at a time (``Exchange``). Both call
+the same handlers, so a response does not depend on the way.
 
 1. ``state``: what the layers above pass in: ``HttpState``, ``FastRequest`` and its ``PendingResponse``.
 2. ``routes``: ``Route``, a row of the table; ``Call``, a request in hand; ``RouteEndpoint``: rights and errors.

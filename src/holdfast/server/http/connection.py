@@ -101,7 +101,7 @@ class _Head:
         self.complete = True
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One connection, as the docstring of the module describes it."""
 
     __slots__ = (
@@ -801,7 +801,7 @@ class FastResponse(PendingResponse):
     takes_input = False
     """See ``Exchange``."""
 
-    def __init__(self, connection: Connection, request: FastRequest | None, closes: bool) -> None:
+    def __init__(self, connection: HttpConnection, request: FastRequest | None, closes: bool) -> None:
         self._connection = connection
         self._request = request
         self.closes = closes
@@ -811,7 +811,7 @@ class FastResponse(PendingResponse):
         self._has_begun = False
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> HttpConnection:
         """See ``PendingResponse``."""
         return self._connection
 
@@ -900,11 +900,11 @@ class ConnectionContext(ExchangeContext):
         self.ended = 0
         self.connections_max = state.limits.connections_max or sys.maxsize
         self.unknown = state.unknown
-        self.open: set[Connection] = set()
+        self.open: set[HttpConnection] = set()
         self.heads: dict[str, bytes] = {}
         """Of responses with status 200, up to their length, by media type."""
         self.tell_date(b"")
-        self._dirty: list[Connection] = []
+        self._dirty: list[HttpConnection] = []
         self._all_closed: asyncio.Future[None] | None = None
 
     def tell_date(self, date: bytes) -> None:
@@ -961,7 +961,7 @@ class ConnectionContext(ExchangeContext):
             self._all_closed = self.state.loop.create_future()
             await self._all_closed
 
-    def flush_later(self, connection: Connection) -> None:
+    def flush_later(self, connection: HttpConnection) -> None:
         """Write what is ready on ``connection`` once at the end of this turn of the loop."""
         if not self._dirty:
             self.state.loop.call_soon(self._flush)

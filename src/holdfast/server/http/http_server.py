@@ -26,7 +26,7 @@ from typing import Final
 import structlog
 
 from holdfast.errors import Code, InvalidRequest, NotFound
-from holdfast.server.http.connection import Connection, ConnectionContext
+from holdfast.server.http.connection import ConnectionContext, HttpConnection
 from holdfast.server.http.exchange import Exchange, MakeSocket
 from holdfast.server.http.freed_memory import FreedMemory
 from holdfast.server.http.responses import error_response, http_date
@@ -105,7 +105,7 @@ class HttpServer:
             tls = None if address.startswith(UNIX) else self._tls
             has_room = partial(self._has_room, 0 if tls is not None else self._refusals_max())
             self._listeners.append(
-                Listener(self.state.loop, opened, partial(Connection, self.context), tls, has_room, self._not_tls)
+                Listener(self.state.loop, opened, partial(HttpConnection, self.context), tls, has_room, self._not_tls)
             )
             self.addresses.append(address)
         return self.addresses

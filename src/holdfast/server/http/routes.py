@@ -21,7 +21,7 @@ from holdfast.browsers import Browsers, problem_with_browser
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded, PermissionDenied
 from holdfast.server.http.answers import Room
 from holdfast.server.http.auth import ClientKey, HeldRight
-from holdfast.server.http.connection import Connection
+from holdfast.server.http.connection import HttpConnection
 from holdfast.server.http.exchange import ClientDisconnect, Exchange
 from holdfast.server.http.key_scope import KeyScope
 from holdfast.server.http.requests import (
@@ -102,9 +102,9 @@ class Call(PendingResponse):
         self.content_type, self.accept = self.header("content-type"), self.header("accept")
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> HttpConnection:
         """The connection that this request came on."""
-        return cast(Connection, self.exchange.connection)
+        return cast(HttpConnection, self.exchange.connection)
 
     @property
     def method(self) -> str:
@@ -562,9 +562,9 @@ class HotCall(Call):
         self._response = response
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> HttpConnection:
         """See ``Call``."""
-        return cast(Connection, self._response.connection)
+        return cast(HttpConnection, self._response.connection)
 
     def require_sound_head(self) -> None:
         """The connection has looked: what a browser sends goes to the framework."""

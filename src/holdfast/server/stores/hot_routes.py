@@ -1,7 +1,7 @@
 """The hot store routes: publish, acknowledge, poll, each with one handler.
 
-A ``Connection`` finds them by their request line (``HotStores.match``). Other lines go to the framework, whose routes
-(``routes.messages``) make the same ``HotRequest``. A poll is abandoned when its connection is lost.
+An ``HttpConnection`` finds them by their request line (``HotStores.match``). Other lines go to the framework, whose
+routes (``routes.messages``) make the same ``HotRequest``. A poll is abandoned when its connection is lost.
 """
 
 from __future__ import annotations
