@@ -73,7 +73,7 @@ def _work_queues(pages: PageDirectory) -> Iterator[str]:
 def _taken_seq(pages: PageDirectory, name: str) -> int:
     """Numbers below this were taken by workers, as far as the log of commands can be read."""
     log = PageDirectory(pages.port, pages.directory, FileNames(f"{pages.names.prefix}-{name}{_WORK}"), restored_header)
-    taken, has_state = 1, False
+    newest, has_state = 1, False
     for number in reversed(log.numbers()):
         header = log.header_of(number)
         if header is None or header.prepared:
@@ -87,14 +87,14 @@ def _taken_seq(pages: PageDirectory, name: str) -> int:
                     break
                 for message in messages:
                     has_state = has_state or message.payload[:1] == STATE_KIND
-                    taken = max(taken, _next_seq(message.payload))
+                    newest = max(newest, _next_seq(message.payload))
         except CorruptData:  # written by a later version; its work queue refuses it
             continue
         finally:
             reader.close()
         if has_state:
             break
-    return taken
+    return newest
 
 
 def _next_seq(payload: bytes) -> int:

@@ -267,7 +267,7 @@ class KeptCheckpoints:
     async def _sweep(self, now_ms: float) -> None:
         """Remove files that no manifest has named for ``stray_ms``."""
         listed = await _list_all(self._store, FILES_PREFIX)
-        named: set[str] = set()
+        names: set[str] = set()
         # The manifests are listed after the files: one that was created since names files that were listed.
         for version in await list_versions(self._store):
             try:
@@ -275,8 +275,8 @@ class KeptCheckpoints:
             except CorruptData:
                 return  # its files may be what a repair needs
             if manifest is not None:
-                named |= {file.key for file in manifest.files}
-        strays = [key for key in listed if key not in named]
+                names |= {file.key for file in manifest.files}
+        strays = [key for key in listed if key not in names]
         self._stray_since_ms = {key: self._stray_since_ms.get(key, now_ms) for key in strays}
         old = [key for key, since_ms in self._stray_since_ms.items() if now_ms - since_ms >= self._stray_ms]
         if old:

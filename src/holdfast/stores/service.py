@@ -272,11 +272,11 @@ class StoreService:
 
     def token(self, store: str, durable: str | None = None) -> str:
         """What names this store, or this durable, among all that ever had its name. *Raises*: ``NotFound``."""
-        named = self.state.store(store)
+        home = self.state.store(store)
         if durable is not None:
-            named.durable(durable)
+            home.durable(durable)
         history = self._volatile_history if store in self._volatile else self._history
-        return token_of(history, named.id, None if durable is None else named.ids[durable])
+        return token_of(history, home.id, None if durable is None else home.ids[durable])
 
     def token_if_there(self, store: str, durable: str) -> str:
         """As ``token``; empty if the durable does not exist."""
@@ -296,14 +296,14 @@ class StoreService:
         """
         if not token:
             return
-        named = self.state.store(store)
-        if durable is None or durable in named.ids:
+        home = self.state.store(store)
+        if durable is None or durable in home.ids:
             current = self.token(store, durable)
             if is_same(token, current):
                 return
             number = through()
             if number is not None and store not in self._volatile and is_continued_by(token, current):
-                if self.state.lineage.has(token.partition(".")[0], named.id, number):
+                if self.state.lineage.has(token.partition(".")[0], home.id, number):
                     return
         raise replaced(token, store=store, durable=durable or "")
 
@@ -323,8 +323,8 @@ class StoreService:
         *Raises*: as ``require``."""
         if not token or store == STATISTICS:  # made again for each audience
             return True
-        named = self.state.store(store)
-        if durable not in named.ids:
+        home = self.state.store(store)
+        if durable not in home.ids:
             is_continued = store in self._volatile
         else:
             current = self.token(store, durable)

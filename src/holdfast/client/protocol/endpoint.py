@@ -216,13 +216,13 @@ class ClientRoute:
     def follow(self, by: Endpoint, address: str | None) -> bool:
         """Follow the leader's address in a response. False when it is missing, unusable, silent, ``by`` itself, or
         may not get the token. An endpoint with TLS cannot redirect to one without."""
-        named = _named(address, secure=by.secure)
-        if named is None or named == by or named in self.silent or (by.secure and not named.secure):
+        leader = _named(address, secure=by.secure)
+        if leader is None or leader == by or leader in self.silent or (by.secure and not leader.secure):
             return False
-        if not self._allows(named):
-            self.not_followed = named
+        if not self._allows(leader):
+            self.not_followed = leader
             return False
-        self.current = named
+        self.current = leader
         return True
 
     def _allows(self, named: Endpoint) -> bool:
@@ -241,13 +241,13 @@ class ClientRoute:
         """Add to the hint of an error, which ends an operation, that a leader was named and not followed."""
         if not isinstance(error, Unavailable | OutcomeUnknown | Closed):
             return
-        named = self.not_followed
-        if named is None:  # another operation, which any process answers, may have succeeded since
-            named = _named(error.fields.get("leader_address"), secure=self.current.secure)
-            if named is None or self._allows(named):
+        leader = self.not_followed
+        if leader is None:  # another operation, which any process answers, may have succeeded since
+            leader = _named(error.fields.get("leader_address"), secure=self.current.secure)
+            if leader is None or self._allows(leader):
                 return
-        if str(named) not in error.hint:
-            error.hint = f"{error.hint}; {_advice(named)}" if error.hint else _advice(named)
+        if str(leader) not in error.hint:
+            error.hint = f"{error.hint}; {_advice(leader)}" if error.hint else _advice(leader)
 
 
 class UnusableEndpoints:

@@ -328,16 +328,16 @@ def read_key(
     try:
         read = yield from _read_at(session, make, own, now_ms, item)
     except NotFound as error:
-        found, version = None, error.fields.get("at")
+        row, version = None, error.fields.get("at")
     else:
         if isinstance(read, KeyRead):
-            found, version = found_in(read, key), read.at
+            row, version = found_in(read, key), read.at
         else:
             answer = decode(read, ValueResponse)
-            found, version = Found(answer.key, answer.value, answer.version), answer.at or answer.version
+            row, version = Found(answer.key, answer.value, answer.version), answer.at or answer.version
     version = version if isinstance(version, int) else 0
     saw_in(session, at, version)
-    return found, version
+    return row, version
 
 
 def found_in(read: KeyRead, key: bytes) -> Found | None:

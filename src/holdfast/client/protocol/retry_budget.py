@@ -129,8 +129,8 @@ class Turns:
         self.sent_by = None
         is_led_elsewhere = code in COORDINATION_CODES
         if is_led_elsewhere:
-            named = leader_address if isinstance(leader_address, str) and self._options.follow_leader else None
-            if self._route.follow(endpoint, named):
+            leader = leader_address if isinstance(leader_address, str) and self._options.follow_leader else None
+            if self._route.follow(endpoint, leader):
                 self.sent_by = endpoint
             else:
                 self._route.failed(endpoint)

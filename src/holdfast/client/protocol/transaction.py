@@ -60,8 +60,8 @@ class ServiceSource:
 
     def get(self, key: bytes, at: int, now_ms: float) -> Procedure[log_operations.KeysRead]:
         """One key."""
-        found, version = yield from log_operations.read_key(self._session, key, LogPosition(at, self.log_id), now_ms)
-        return log_operations.KeysRead(version, [None if found is None else (found.value, found.version)])
+        row, version = yield from log_operations.read_key(self._session, key, LogPosition(at, self.log_id), now_ms)
+        return log_operations.KeysRead(version, [None if row is None else (row.value, row.version)])
 
     def get_many(self, keys: Sequence[bytes], at: int, now_ms: float) -> Procedure[log_operations.KeysRead]:
         """The first of ``keys``, all at one version."""

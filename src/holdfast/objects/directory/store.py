@@ -378,10 +378,10 @@ class DirectoryStore:
 
     def _is_known(self, folder: str, identity: bytes) -> bool:
         """Whether a worker created in the folder that the others know. The first one says which that is."""
-        found = decode_identity(identity.decode())
-        if self._known.setdefault(folder, found) == found:
+        inode = decode_identity(identity.decode())
+        if self._known.setdefault(folder, inode) == inode:
             return True
-        self._poisoned(str(replaced(self._path(folder), found).strerror))
+        self._poisoned(str(replaced(self._path(folder), inode).strerror))
         return False
 
     def _reason_to_refuse(self) -> str | None:

@@ -286,9 +286,9 @@ def check_new_queue(pages: PageDirectory) -> None:
         raise InvalidRequest("names that end like this are those of work queues", queue=name, ending=_WORK)
     if name.endswith(_DEAD) and f"{name.removesuffix(_DEAD)}{_WORK}{_IDENTITY}" in files:
         raise InvalidRequest("this name is that of a work queue's dead letters", queue=name)
-    taken = [file for file in files if file.startswith(f"{name}-") and file.endswith(_CURSOR)]
+    cursors = [file for file in files if file.startswith(f"{name}-") and file.endswith(_CURSOR)]
     parts = name.split("-")
     owners = ["-".join(parts[:count]) for count in range(1, len(parts))]
     owner = next((other for other in owners if other + _IDENTITY in files), None)
-    if taken and owner is not None:
-        raise InvalidRequest("consumers of another queue have this name", queue=name, owner=owner, file=min(taken))
+    if cursors and owner is not None:
+        raise InvalidRequest("consumers of another queue have this name", queue=name, owner=owner, file=min(cursors))

@@ -147,8 +147,8 @@ def _start(walk: LogWalk, end: LogEnd, pages: PageDirectory, proof: Proof, heade
 
 def _start_without_record(walk: LogWalk, pages: PageDirectory, headers: dict[int, PageHeader]) -> int:
     numbers = pages.known_numbers()
-    found = ((number, cached_header(pages, number, headers)) for number in reversed(numbers))
-    begun = next((number for number, header in found if header is not None and not header.prepared), 0)
+    entered = ((number, cached_header(pages, number, headers)) for number in reversed(numbers))
+    begun = next((number for number, header in entered if header is not None and not header.prepared), 0)
     # Pages that wait for their sync may be *prepared* again. The page before them is whole, or the first page, whose
     # base is known.
     early = [number for number in numbers if number < begun - UNSYNCED_PAGES_MAX]

@@ -280,9 +280,9 @@ class LogWalk:
                 after = self.after = self._after(0, proof.first_seq, proof)
                 # A page that was begun or prepared since that listing can be entered, or was looked at already. Until
                 # no page is new, what the proof covers may be in one.
-                found = (0 if after.header is None else after.header.number, after.prepared)
-                if found not in ((0, 0), progress):
-                    progress = found
+                place = (0 if after.header is None else after.header.number, after.prepared)
+                if place not in ((0, 0), progress):
+                    progress = place
                     continue
                 if self._end(proof, None):
                     continue

@@ -196,9 +196,9 @@ class _Repair:
 
     def _free_name(self, name: str) -> str:
         """The name, or the name with a number if it is taken, so that earlier copies stay."""
-        taken = set(self._pages.port.names(self._pages.directory))
+        names = set(self._pages.port.names(self._pages.directory))
         free, number = name, 1
-        while free in taken:
+        while free in names:
             number += 1
             free = f"{name}.{number}"
         return free

@@ -128,8 +128,8 @@ def _decode(txn: Transaction, wire_format: WireFormat) -> _Sent:
 def _require_rights(opened: OpenStores, authorization: bytes | None, sent: _Sent) -> None:
     need, (acknowledge, maps, publish) = need_of("POST", "/v1/commit"), sent
     stores = {part.store for part in acknowledge}, {part.store for part in maps}, {part.store for part in publish}
-    for name, named in zip(NAMES, stores, strict=True):
-        for store in named:
+    for name, requests in zip(NAMES, stores, strict=True):
+        for store in requests:
             opened.access.require(authorization, need.right_of(name), store)
 
 
@@ -231,13 +231,13 @@ class WatchedStores:
 
     def messages(self, records: Iterable[bytes]) -> list[StreamMessage]:
         """What these records published in the stores, in order. Cost: each record is decoded. Raises: CorruptData."""
-        found: list[StreamMessage] = []
+        shown_messages: list[StreamMessage] = []
         for record in records:
             frame = decode_frame(record, 0)
             removals = removals_of(frame)
             for run in runs_of(frame):
                 if run.store in self._stores:
-                    found += [
+                    shown_messages += [
                         StreamMessage(
                             run.store, seq, run.published_ms,
                             None if (run.store, seq) in removals else message.body,
@@ -246,4 +246,4 @@ class WatchedStores:
                         )
                         for seq, message in enumerate(run.messages, run.first_seq)
                     ]  # fmt: skip
-        return found
+        return shown_messages

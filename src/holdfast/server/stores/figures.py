@@ -285,7 +285,7 @@ class StatisticsFeed:
 
 def _oldest(store: Store) -> dict[str, int]:
     """The lowest number that each durable keeps."""
-    found: dict[str, int] = {}
+    oldest: dict[str, int] = {}
     for name, durable in store.durables.items():
         if isinstance(durable, Consumption):
             page, _, _ = durable.browse_page(0, 1, LOOKS)
@@ -294,5 +294,5 @@ def _oldest(store: Store) -> dict[str, int]:
             entries, _, _ = durable.keyed.browse_page(0, 1, LOOKS)
             numbers = [entry.revision for entry in entries]
         if numbers:
-            found[name] = numbers[0]
-    return found
+            oldest[name] = numbers[0]
+    return oldest

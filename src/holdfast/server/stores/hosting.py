@@ -315,10 +315,10 @@ class StoreHost(StoreObserver):
         is_known = isinstance(error, HoldfastError | OSError | sqlite3.OperationalError)
         if not is_known or isinstance(error, InternalError):
             report_broken(self.gateway.loop, error)
-        named = error if isinstance(error, HoldfastError) else _unnamed(error)
-        _log.error("stores_failed", error=named.statement(), code=str(named.code), hint=named.hint or None)
+        reason = error if isinstance(error, HoldfastError) else _unnamed(error)
+        _log.error("stores_failed", error=reason.statement(), code=str(reason.code), hint=reason.hint or None)
         if not self.failed.done():
-            self.failed.set_result(named)
+            self.failed.set_result(reason)
 
     def tell_disk(self) -> None:
         """See ``StoreObserver``."""

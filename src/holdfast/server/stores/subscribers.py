@@ -357,14 +357,14 @@ class StartedMessages:
 
     def take(self, held_of: Held) -> list[tuple[int, int, int]]:
         """What of them is held still: first, last and the time of the report. Afterwards there is nothing."""
-        taken = [
+        runs = [
             (low, high, at_ms)
             for _, at_ms, numbers in self._by_time
             for first, last in numbers.runs()
             for low, high in held_of(first, last)
         ]
         self._by_time.clear()
-        return taken
+        return runs
 
 
 LINE_MAX: Final = 1_024

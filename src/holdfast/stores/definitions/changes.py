@@ -104,11 +104,11 @@ def _patched_permissions(definition: ClusterDefinition, parameters: object) -> J
         if kind not in values:
             continue
         known = _map_of(document[kind], kind)
-        named = _map_of(values.pop(kind), f"permissions.{kind}")
-        for name, one in named.items():
+        entries = _map_of(values.pop(kind), f"permissions.{kind}")
+        for name, one in entries.items():
             if one is not None:
-                named[name] = _patched_one(known.get(name, {}), one, f"permissions.{kind}.{name}")
-        document[kind] = _merged(known, named, kind)
+                entries[name] = _patched_one(known.get(name, {}), one, f"permissions.{kind}.{name}")
+        document[kind] = _merged(known, entries, kind)
     return document | values
 
 

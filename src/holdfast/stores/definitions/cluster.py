@@ -450,11 +450,11 @@ def read_durable(name: str, reader: FieldReader, template: str = "") -> DurableD
 
 def dead_letter_targets(store: StoreDefinition) -> dict[str, str]:
     """The stores that durables and templates of a store name for their dead letters, by their paths within it."""
-    named = chain(
+    targets = chain(
         ((f"durables.{name}", durable) for name, durable in store.durables.items()),
         ((f"templates.{name}", template.pattern) for name, template in store.templates.items()),
     )
-    return {path: durable.dead_letter_store for path, durable in named if durable.dead_letter_store}
+    return {path: durable.dead_letter_store for path, durable in targets if durable.dead_letter_store}
 
 
 def check_dead_letters(

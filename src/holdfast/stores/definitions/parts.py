@@ -311,9 +311,9 @@ def keep_sections(current: ClusterDefinition, wanted: ClusterDefinition) -> Clus
     """
     stores = dict(wanted.stores)
     for name, store in current.stores.items():
-        named = stores.get(name, store)
+        before = stores.get(name, store)
         stores[name] = replace(
-            named, durables={**store.durables, **named.durables}, templates={**store.templates, **named.templates}
+            before, durables={**store.durables, **before.durables}, templates={**store.templates, **before.templates}
         )
     known = current.document()
     sections = {name: known[name] for name in sorted(SECTIONS - wanted.sections_given)}

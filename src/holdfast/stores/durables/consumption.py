@@ -302,9 +302,9 @@ class Consumption(PendingMessages):
         return renewed
 
     def _take(self, holder: Holder, first: int, last: int, stale: list[tuple[int, int]]) -> list[Lease]:
-        taken = self.leases.take(holder, first, last)
-        self._note_stale(taken, first, last, stale)
-        return taken
+        runs = self.leases.take(holder, first, last)
+        self._note_stale(runs, first, last, stale)
+        return runs
 
     @staticmethod
     def _note_stale(taken: Sequence[Lease], first: int, last: int, stale: list[tuple[int, int]]) -> None:

@@ -59,12 +59,12 @@ class KeyedResidue:
     def step(self, most: int | None = None) -> list[KeyEntry]:
         """Give back up to ``most`` entries and ``STEP_ENTRIES``, in the order of their keys; returns them."""
         count = STEP_ENTRIES if most is None else min(most, STEP_ENTRIES)
-        taken = self._entries.take_after(self._shelf.store, self.of.namespace, self.after, count)
-        for entry in taken:
+        entries = self._entries.take_after(self._shelf.store, self.of.namespace, self.after, count)
+        for entry in entries:
             self._give_back(entry)
             self.after = entry.key
-        assert taken or not self.left, "the namespace has every entry that is left"
-        return taken
+        assert entries or not self.left, "the namespace has every entry that is left"
+        return entries
 
     def take(self, key: str) -> KeyEntry | None:
         """Give the entry of one key back now; None where there is none."""

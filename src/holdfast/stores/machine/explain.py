@@ -38,8 +38,8 @@ def explain(state: State, name: str, seq: int) -> Facts:
         )
     message = next(iter(store.shelf.messages.read(name, seq, seq)), None) if store.counts.is_kept(seq) else None
     durables = [
-        {"name": durable, "type": str(found.definition.type), **_fate(state, found, seq, message)}
-        for durable, found in sorted(store.durables.items())
+        {"name": durable, "type": str(each.definition.type), **_fate(state, each, seq, message)}
+        for durable, each in sorted(store.durables.items())
     ]
     return {
         "store": name,

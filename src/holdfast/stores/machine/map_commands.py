@@ -118,10 +118,10 @@ def lock(cluster: Cluster, command: MapLock, effects: list[Effect]) -> tuple[Res
     """Take, extend or steal a lock. Raises what ``Locks.take`` does."""
     store = cluster.store(command.store)
     durable = map_of(store, command.map)
-    taken, lost = durable.locks.take(command.key, command.owner, command.ttl_ms, command.at_ms, steal=command.steal)
+    holding, lost = durable.locks.take(command.key, command.owner, command.ttl_ms, command.at_ms, steal=command.steal)
     _notify_lost(store, command.map, lost, "stolen", effects)
     cluster.arm(store, command.map)
-    return MapLocked(taken.fence, taken.until_ms), True
+    return MapLocked(holding.fence, holding.until_ms), True
 
 
 def unlock(cluster: Cluster, command: MapUnlock, effects: list[Effect]) -> tuple[Result, bool]:

@@ -310,8 +310,8 @@ class State(Cluster):
         return Done(), True
 
     def _rewind(self, command: commands.Rewind, effects: list[Effect]) -> _Outcome:
-        store, found = self.find(command.store, command.durable)
-        durable = _retaining(found)
+        store, target = self.find(command.store, command.durable)
+        durable = _retaining(target)
         changed = expiry.rewind(durable, command)
         if changed and durable.ready():
             effects.append(durable.ready_effect)

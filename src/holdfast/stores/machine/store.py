@@ -288,8 +288,8 @@ class Store:
 
     def _namespace(self, name: str) -> str:
         """Where a new durable's entries are: not where those of an earlier one of its name are still given back."""
-        taken = any(residue.of.namespace == name for residue in self.keyed_residues)
-        return f"{name}#{self.counts.next_seq}" if taken else name
+        is_used = any(residue.of.namespace == name for residue in self.keyed_residues)
+        return f"{name}#{self.counts.next_seq}" if is_used else name
 
     def add_dynamic(self, definition: DurableDefinition, now_ms: int, drawn: int) -> Durable:
         """Make a durable of a template. Raises ``Backpressure`` (too_many_durables)."""
@@ -575,8 +575,8 @@ class Cluster:
 
     def find(self, store: str, durable: str) -> tuple[Store, Durable]:
         """A durable and its store. Raises ``NotFound``."""
-        named = self.store(store)
-        return named, named.durable(durable)
+        home = self.store(store)
+        return home, home.durable(durable)
 
     def make_store(self, definition: StoreDefinition, identity: int) -> Store:
         """Add an empty store."""

@@ -390,10 +390,10 @@ class EntryCache:
 
     def take_after(self, store: str, durable: str, after: str, count: int) -> list[KeyEntry]:
         """See ``ports.KeyEntries``. The keys stay here as removed ones until the next checkpoint."""
-        taken = list(islice(self.scan(store, durable, after), count))
-        for entry in taken:
+        entries = list(islice(self.scan(store, durable, after), count))
+        for entry in entries:
             self._change((store, durable), entry.key, None)
-        return taken
+        return entries
 
     def forget(self, store: str, durable: str = "") -> None:
         """Forget every entry of a durable, or of a whole store; the table forgets them with the next checkpoint."""

@@ -308,11 +308,11 @@ class VolatileEntries:
         owner = (store, durable)
         keys = self._keys.get(owner, [])
         start = bisect_right(keys, after)
-        taken = [self._entries[owner].pop(key) for key in keys[start : start + count]]
+        entries = [self._entries[owner].pop(key) for key in keys[start : start + count]]
         # In one piece: to delete a key moves every key above it.
         del keys[start : start + count]
         self._forget_empty(owner)
-        return taken
+        return entries
 
     def _forget_empty(self, owner: tuple[str, str]) -> None:
         """A namespace without keys is not kept: each clear gives the durable another one."""

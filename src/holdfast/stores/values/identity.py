@@ -32,8 +32,8 @@ def id_of(drawn: int, store: str, durable: str | None = None) -> int:
     >>> id_of(7, "orders") == id_of(7, "orders"), id_of(7, "orders") == id_of(8, "orders")
     (True, False)
     """
-    named = [drawn.to_bytes(8, "big"), store.encode(), *([] if durable is None else [durable.encode()])]
-    return int.from_bytes(blake2b(b"\0".join(named), digest_size=PART_BYTES).digest(), "big")
+    parts = [drawn.to_bytes(8, "big"), store.encode(), *([] if durable is None else [durable.encode()])]
+    return int.from_bytes(blake2b(b"\0".join(parts), digest_size=PART_BYTES).digest(), "big")
 
 
 @lru_cache(maxsize=4_096)
