@@ -216,12 +216,12 @@ def _tokens(value: object) -> tuple[Token, ...]:
 
 
 def _log_url(value: object) -> str:
-    """The address of a log: ``file:///absolute/path``, ``s3://bucket/prefix``, ``az:`` or ``memory:``."""
-    rule = "one of file:///var/lib/holdfast, s3://bucket/prefix, az://container/prefix, memory:"
+    """The address of a log: ``file:///absolute/path``, ``s3://bucket/prefix``, ``az:``, ``etcd:`` or ``memory:``."""
+    rule = "one of file:///var/lib/holdfast, s3://bucket/prefix, az://container/prefix, etcd://host:port/prefix, memory:"
     if not isinstance(value, str):
         raise ValueError(rule)
     parts = urlsplit(value)
-    if parts.scheme not in ("file", "s3", "gs", "az", "memory"):
+    if parts.scheme not in ("file", "s3", "gs", "az", "etcd", "memory"):
         raise ValueError(rule)
     if parts.username or parts.password:
         raise ValueError(f"{rule}; credentials come from the environment, never from the URL")
@@ -229,15 +229,17 @@ def _log_url(value: object) -> str:
         raise ValueError("a file URL with an absolute path, such as file:///var/lib/holdfast")
     if parts.scheme in ("s3", "gs", "az") and not parts.netloc:
         raise ValueError(f"{rule}; the bucket is missing")
+    if parts.scheme == "etcd" and (not parts.netloc or not parts.path.strip("/")):
+        raise ValueError("the members of a cluster and a prefix, such as etcd://a:2379,b:2379,c:2379/log")
     return value
 
 
 def _optional_table_url(value: object) -> str | None:
-    """The address of a table: a log's address, but not in memory. The empty text means none."""
+    """The address of a table: a log's address, but not in memory or on etcd. The empty text means none."""
     if value == "":
         return None
     url = _log_url(value)
-    if urlsplit(url).scheme == "memory":
+    if urlsplit(url).scheme in ("memory", "etcd"):
         raise ValueError("one of file:///lake/segments, s3://bucket/prefix, az://container/prefix")
     return url
 
@@ -329,7 +331,7 @@ class LogSettings:
     """Where the log is. ``init_implied`` is not a key: an empty log there may be initialised without ``--init``."""
 
     url: Annotated[str, Key(_log_url, None,
-        "URL with file:, s3:, az: or memory:, without credentials", depends="holdfast-data in the working directory")]
+        "URL with file:, s3:, az:, etcd: or memory:, without credentials", depends="holdfast-data in the working directory")]
     segments_url: Annotated[str | None, Key(_optional_table_url, None,
         "URL with file:, s3: or az: of a table of the log's segments; subscribers and the view read history from it")]
     init_implied: bool
@@ -368,7 +370,7 @@ class PersistSettings:
     retry_base_delay_ms: Annotated[float, Key(_POSITIVE, 100.0, "above 0")]
     retry_max_delay_ms: Annotated[float, Key(_POSITIVE, 5_000.0, "at least persist.retry_base_delay_ms")]
     hedge_after_percentile: Annotated[float | None, Key(_or_word("off", _number(50, 99.9)), None,
-        "50 to 99.9, or off", depends="off for file:, otherwise 95", none="off")]
+        "50 to 99.9, or off", depends="off for file: and etcd:, otherwise 95", none="off")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -570,8 +572,8 @@ def _build(given: Mapping[str, object], *, default_url: str) -> Settings:
 def _derived(values: dict[str, object], default_url: str) -> dict[str, object]:
     """The defaults that depend on other keys.
 
-    A directory answers in about a millisecond and loses no request, so waiting longer and hedging gain nothing. The
-    stores are next to the log, because its own directory holds the log only.
+    A directory answers in about a millisecond and loses no request, so waiting longer and hedging gain nothing. A
+    second request to etcd waits for the same election as the first. The stores are next to the log, because its own directory holds the log only.
     """
     url = values["log.url"] = values["log.url"] or default_url
     parts = urlsplit(str(url))
@@ -583,7 +585,7 @@ def _derived(values: dict[str, object], default_url: str) -> dict[str, object]:
         "leader.sign_interval_ms": sign_interval_ms(parts.scheme),
         "persist.batch_timeout_ms": 1.0 if is_file else 5.0,
         "persist.target_pool_size": 2 * cast(int, values["persist.max_in_flight_requests"]),
-        "persist.hedge_after_percentile": None if is_file else 95.0,
+        "persist.hedge_after_percentile": None if is_file or parts.scheme == "etcd" else 95.0,
         "view.enabled": is_file or parts.scheme == "memory",
         "stores.directory": unquote(parts.path).rstrip("/") + "-stores" if is_file else None,
     }

@@ -309,3 +309,9 @@ class TestS3Store(ObjectStoreLaws):
     @pytest.fixture
     def make_store(self, s3_url: str) -> MakeStore:
         return lambda: open_store(s3_url)
+
+
+class TestEtcdStore(ObjectStoreLaws):
+    @pytest.fixture
+    def make_store(self, etcd_url: str) -> MakeStore:
+        return lambda: open_store(etcd_url)

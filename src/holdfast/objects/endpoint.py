@@ -6,6 +6,7 @@
 | ``az`` | ``?endpoint=``, else the first of ``AZURE_VARIABLES`` that is set, else that of the account |
 | ``gs`` | Google's |
 | ``file``, ``memory`` | the URL itself: no gateway is between |
+| ``etcd`` | its members, without the prefix |
 """
 
 from __future__ import annotations
@@ -46,12 +47,14 @@ def endpoint_of(url: str, environment: Mapping[str, str]) -> str:
             return GOOGLE
         case "file":
             return f"file://{os.path.abspath(unquote(parts.path))}"
+        case "etcd":
+            return f"etcd://{parts.netloc.lower()}"
         case _:
             return url
 
 
 def is_shared(url: str) -> bool:
-    """Whether gateways may be between this process and the store: not for a directory, nor for this process's memory.
+    """Whether gateways may be between this process and the store: not for a directory, etcd, or this process's memory.
 
     >>> is_shared("s3://bucket/log"), is_shared("file:///var/lib/log")
     (True, False)

@@ -7,6 +7,7 @@ Forms::
     s3://bucket/prefix?region=..&endpoint=..                  S3 and compatible services
     az://container/prefix                                     Azure Blob Storage
     gs://bucket/prefix                                        Google Cloud Storage: opens, and is not tested
+    etcd://host:port,host:port,host:port/prefix               etcd, on its members' disks
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def open_store(
 
     ``create_missing`` makes an absent directory; otherwise an absent one is an empty, unmounted-looking store and
     raises. ``request_timeout_ms`` and ``connections_max`` bound the requests to a cloud store; with ``connections_max``
-    0 each of its requests has a connection of its own. ``retry``: how reads, listings and deletes are repeated; None
-    leaves that to the caller.
+    0 each of its requests has a connection of its own, and each to etcd begins at another member. ``retry``: how reads,
+    listings and deletes are repeated; None leaves that to the caller.
 
     Raises: InvalidRequest, NotFound, Unavailable.
     """
@@ -51,11 +52,15 @@ def open_store(
             from holdfast.objects.cloud import CloudStore
 
             store = CloudStore.open(url, request_timeout_ms=request_timeout_ms, connections_max=connections_max)
+        case "etcd":
+            from holdfast.objects.etcd.store import EtcdStore
+
+            store = EtcdStore.open(url, spread=connections_max == 0)
         case _:
             raise InvalidRequest(
                 "not the URL of an object store",
                 code=Code.BAD_CONFIGURATION,
-                hint="use file:///path, s3://bucket/prefix, az://container/prefix or memory:name",
+                hint="use file:///path, s3://bucket/prefix, az://container/prefix, etcd://host:port/prefix or memory:name",
                 url=url,
             )
     return store if retry is None else RetryingStore(store, retry)

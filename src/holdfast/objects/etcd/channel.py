@@ -1,0 +1,99 @@
+"""A gRPC channel to one endpoint of etcd: one call, one request, no repetition; TLS, a token, and when it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from holdfast.extras import needs
+from holdfast.objects.etcd.address import Proof
+from holdfast.objects.etcd.failures import CallFailed, Meaning, meaning_of
+from holdfast.objects.etcd.wire import AUTHENTICATE, RANGE, TXN, Get, Malformed, Request, decode_token, encode_login
+from holdfast.objects.etcd.wire import encode_request
+
+with needs("etcd"):
+    import grpc
+    import grpc.aio
+
+CALL_SECONDS: Final = 1.0
+ANSWER_BYTES_MAX: Final = 8 << 20
+DETAIL_LENGTH_MAX: Final = 200
+OPTIONS: Final = (
+    ("grpc.enable_retries", 0),  # a create that is repeated turns its own success into a refusal
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # this store's connections are its own
+    ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.keepalive_time_ms", 10_000),  # etcd ends connections that ask more often than every 5 s
+    ("grpc.keepalive_timeout_ms", 3_000),
+)
+
+
+class Channel:
+    """A ``Connected`` over gRPC. It connects with its first call, on the running loop."""
+
+    def __init__(self, endpoint: str, proof: Proof) -> None:
+        self.endpoint = endpoint
+        self.is_proved = False
+        self._proof = proof
+        self._channel: grpc.aio.Channel | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._token: str | None = None
+        self._logging_in = asyncio.Lock()
+
+    async def call(self, request: Request) -> bytes:
+        """As ``Connected`` says, within ``CALL_SECONDS``, and as much for a login before."""
+        if self._proof.user is not None and self._token is None:
+            async with self._logging_in:
+                if self._token is None:
+                    self._token = await self._log_in(self._proof.user)
+        try:
+            return await self._call(RANGE if isinstance(request, Get) else TXN, encode_request(request))
+        except CallFailed as failure:
+            if failure.meaning is Meaning.LOG_IN_AGAIN:
+                self._token = None
+            raise
+
+    async def _log_in(self, user: str) -> str:
+        """A token, empty where the cluster asks for none yet. Raises: CallFailed."""
+        try:
+            return decode_token(await self._call(AUTHENTICATE, encode_login(user, self._proof.password)))
+        except Malformed as error:
+            raise CallFailed(Meaning.NO_ANSWER, f"{self.endpoint}: {error}") from error
+        except CallFailed as failure:
+            if "authentication is not enabled" in failure.detail:
+                return ""
+            raise
+
+    async def _call(self, method: str, message: bytes) -> bytes:
+        channel = self._connected()
+        metadata = (("token", self._token),) if self._token else None
+        try:
+            answer: bytes = await channel.unary_unary(method)(message, timeout=CALL_SECONDS, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            text = " ".join((error.details() or "").split())[:DETAIL_LENGTH_MAX]
+            raise CallFailed(meaning_of(error.code().name, text), f"{self.endpoint}: {text}") from None
+        return answer
+
+    def _connected(self) -> grpc.aio.Channel:
+        if self._channel is None:
+            if self._proof.authority is None:
+                self._channel = grpc.aio.insecure_channel(self.endpoint, options=OPTIONS)
+            else:
+                secrets = grpc.ssl_channel_credentials(self._proof.authority, self._proof.key, self._proof.certificate)
+                self._channel = grpc.aio.secure_channel(self.endpoint, secrets, options=OPTIONS)
+            self._watch = asyncio.create_task(self._watch_ends(self._channel))
+        return self._channel
+
+    async def _watch_ends(self, channel: grpc.aio.Channel) -> None:
+        """A connection that ends is not proved any more: the next one may lead to another cluster."""
+        while True:
+            await channel.wait_for_state_change(channel.get_state())
+            self.is_proved = False
+
+    async def close(self) -> None:
+        """As ``Connected`` says. Calls in flight are abandoned."""
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._channel is not None:
+            await self._channel.close(None)

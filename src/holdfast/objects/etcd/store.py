@@ -1,0 +1,88 @@
+"""The object store on etcd: carries out the procedures at the members of a cluster."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import secrets
+from collections.abc import Mapping
+from typing import TypeVar
+
+from holdfast.errors import Unavailable
+from holdfast.objects.etcd import procedures
+from holdfast.objects.etcd.address import parse_url, read_proof
+from holdfast.objects.etcd.channel import Channel
+from holdfast.objects.etcd.cluster import Cluster
+from holdfast.objects.etcd.layout import Place
+from holdfast.objects.etcd.procedures import Once, Procedure
+from holdfast.objects.port import CreateAnswer, Listed, require_key
+
+T = TypeVar("T")
+
+
+class EtcdStore:
+    """The port on one prefix of a cluster."""
+
+    def __init__(self, cluster: Cluster, place: Place, url: str) -> None:
+        self.url = url
+        self._cluster = cluster
+        self._place = place
+        self._seen: Mapping[str, float] = {}
+
+    @classmethod
+    def open(cls, url: str, *, spread: bool = False) -> EtcdStore:
+        """The store that ``url`` names. Nothing is sent yet; the files of TLS and the password are read now.
+
+        ``spread``: each request begins at the next endpoint. Raises: InvalidRequest, also without the extra ``etcd``.
+        """
+        address, proof = parse_url(url), read_proof(os.environ)
+        place = Place(address.prefix)
+        connections = [Channel(endpoint, proof) for endpoint in address.endpoints]
+        return cls(Cluster([*connections], address.url, place.heads, spread=spread), place, address.url)
+
+    async def create(self, key: str, data: bytes) -> CreateAnswer:
+        """As the port says. Cost: one transaction up to 1.25 MiB, and above it one for each 1.25 MiB and one more."""
+        require_key(key)
+        return await self._run(procedures.create(self._place, key, data, secrets.token_hex(16)))
+
+    async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+        """As the port says. Cost: two requests, and one more for each further 3.75 MiB. Also raises CorruptData."""
+        return await self._run(procedures.read(self._place, require_key(key), start, length))
+
+    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
+        """As the port says. Cost: a request for each 1,000 keys. Also raises CorruptData."""
+        return await self._run(procedures.list_objects(self._place, prefix, after, limit))
+
+    async def delete(self, *keys: str) -> None:
+        """As the port says. Cost: a request for each 120 keys, and one for each 120 heads and parts."""
+        await self._run(procedures.delete(self._place, [require_key(key) for key in keys]))
+
+    async def sweep(self, now_ms: float) -> None:
+        """Remove what creates that had no answer have left, 15 minutes after a sweep first saw it.
+
+        ``now_ms`` by the boot clock. For the leader of the log, every few minutes: without it, such parts stay.
+        Raises: Unavailable, CorruptData.
+        """
+        self._seen = await self._run(procedures.sweep(self._place, self._seen, now_ms))
+
+    async def close(self) -> None:
+        """As the port says."""
+        await self._cluster.close()
+
+    async def _run(self, procedure: Procedure[T]) -> T:
+        """Carry out the effects of a procedure, one after the other."""
+        try:
+            effect = next(procedure)
+            while True:
+                if isinstance(effect, Once):
+                    effect = procedure.send(await self._cluster.send(effect.txn))
+                    continue
+                try:
+                    reply = await self._cluster.ask(effect.request)
+                except Unavailable as error:
+                    effect = procedure.throw(error)
+                else:
+                    effect = procedure.send(reply)
+        except StopIteration as end:
+            result: T = end.value
+            return result
