@@ -51,7 +51,16 @@ class EtcdMember:
         """Start the process, for the first time or again. ``wait`` says when it serves."""
         everybody = ",".join(f"{each.name}={each.peer}" for each in members)
         command = [
-            *("setpriv", "--pdeathsig", "KILL", "etcd", "--name", self.name, "--data-dir", str(self._directory / "data")),
+            *(
+                "setpriv",
+                "--pdeathsig",
+                "KILL",
+                "etcd",
+                "--name",
+                self.name,
+                "--data-dir",
+                str(self._directory / "data"),
+            ),
             *("--listen-client-urls", self._client, "--advertise-client-urls", self._client),
             *("--listen-peer-urls", self.peer, "--initial-advertise-peer-urls", self.peer),
             *("--initial-cluster", everybody, "--initial-cluster-token", token),

@@ -217,7 +217,7 @@ def _tokens(value: object) -> tuple[Token, ...]:
 
 def _log_url(value: object) -> str:
     """The address of a log: ``file:///absolute/path``, ``s3://bucket/prefix``, ``az:``, ``etcd:`` or ``memory:``."""
-    rule = "one of file:///var/lib/holdfast, s3://bucket/prefix, az://container/prefix, etcd://host:port/prefix, memory:"
+    rule = "one of file:///var/lib/holdfast, s3://bucket/prefix, az://container/prefix, etcd://host:port/log, memory:"
     if not isinstance(value, str):
         raise ValueError(rule)
     parts = urlsplit(value)
@@ -331,7 +331,8 @@ class LogSettings:
     """Where the log is. ``init_implied`` is not a key: an empty log there may be initialised without ``--init``."""
 
     url: Annotated[str, Key(_log_url, None,
-        "URL with file:, s3:, az:, etcd: or memory:, without credentials", depends="holdfast-data in the working directory")]
+        "URL with file:, s3:, az:, etcd: or memory:, without credentials",
+        depends="holdfast-data in the working directory")]
     segments_url: Annotated[str | None, Key(_optional_table_url, None,
         "URL with file:, s3: or az: of a table of the log's segments; subscribers and the view read history from it")]
     init_implied: bool
@@ -573,7 +574,8 @@ def _derived(values: dict[str, object], default_url: str) -> dict[str, object]:
     """The defaults that depend on other keys.
 
     A directory answers in about a millisecond and loses no request, so waiting longer and hedging gain nothing. A
-    second request to etcd waits for the same election as the first. The stores are next to the log, because its own directory holds the log only.
+    second request to etcd waits for the same election as the first. The stores are next to the log, because its own
+    directory holds the log only.
     """
     url = values["log.url"] = values["log.url"] or default_url
     parts = urlsplit(str(url))

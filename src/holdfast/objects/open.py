@@ -60,7 +60,7 @@ def open_store(
             raise InvalidRequest(
                 "not the URL of an object store",
                 code=Code.BAD_CONFIGURATION,
-                hint="use file:///path, s3://bucket/prefix, az://container/prefix, etcd://host:port/prefix or memory:name",
+                hint="use file:///path, s3://bucket/prefix, az://container/prefix, etcd://host:port/log, memory:name",
                 url=url,
             )
     return store if retry is None else RetryingStore(store, retry)

@@ -8,8 +8,17 @@ from typing import Final
 from holdfast.extras import needs
 from holdfast.objects.etcd.address import Proof
 from holdfast.objects.etcd.failures import CallFailed, Meaning, meaning_of
-from holdfast.objects.etcd.wire import AUTHENTICATE, RANGE, TXN, Get, Malformed, Request, decode_token, encode_login
-from holdfast.objects.etcd.wire import encode_request
+from holdfast.objects.etcd.wire import (
+    AUTHENTICATE,
+    RANGE,
+    TXN,
+    Get,
+    Malformed,
+    Request,
+    decode_token,
+    encode_login,
+    encode_request,
+)
 
 with needs("etcd"):
     import grpc
@@ -34,15 +43,25 @@ class Channel:
 
     def __init__(self, endpoint: str, proof: Proof) -> None:
         self.endpoint = endpoint
-        self.is_proved = False
+        self._is_proved = False
         self._proof = proof
         self._channel: grpc.aio.Channel | None = None
-        self._watch: asyncio.Task[None] | None = None
         self._token: str | None = None
         self._logging_in = asyncio.Lock()
 
+    @property
+    def is_proved(self) -> bool:
+        """As ``Connected`` says."""
+        self._notice_end()
+        return self._is_proved
+
+    @is_proved.setter
+    def is_proved(self, value: bool) -> None:
+        self._is_proved = value
+
     async def call(self, request: Request) -> bytes:
         """As ``Connected`` says, within ``CALL_SECONDS``, and as much for a login before."""
+        self._notice_end()
         if self._proof.user is not None and self._token is None:
             async with self._logging_in:
                 if self._token is None:
@@ -53,6 +72,11 @@ class Channel:
             if failure.meaning is Meaning.LOG_IN_AGAIN:
                 self._token = None
             raise
+
+    def _notice_end(self) -> None:
+        # A channel connects again when it is called, and not before: looking before each call misses no end.
+        if self._channel is None or self._channel.get_state() is not grpc.ChannelConnectivity.READY:
+            self._is_proved = False
 
     async def _log_in(self, user: str) -> str:
         """A token, empty where the cluster asks for none yet. Raises: CallFailed."""
@@ -82,18 +106,9 @@ class Channel:
             else:
                 secrets = grpc.ssl_channel_credentials(self._proof.authority, self._proof.key, self._proof.certificate)
                 self._channel = grpc.aio.secure_channel(self.endpoint, secrets, options=OPTIONS)
-            self._watch = asyncio.create_task(self._watch_ends(self._channel))
         return self._channel
-
-    async def _watch_ends(self, channel: grpc.aio.Channel) -> None:
-        """A connection that ends is not proved any more: the next one may lead to another cluster."""
-        while True:
-            await channel.wait_for_state_change(channel.get_state())
-            self.is_proved = False
 
     async def close(self) -> None:
         """As ``Connected`` says. Calls in flight are abandoned."""
-        if self._watch is not None:
-            self._watch.cancel()
         if self._channel is not None:
             await self._channel.close(None)

@@ -7,8 +7,8 @@
 | ``P/u/UPLOAD`` | the *mark* of an upload of several transactions that has no head: its number of parts, and NAME |
 
 A head, little-endian, 33 bytes: format 1 (u8), upload (16 bytes), size of the object (u64), bytes of part 0 (u32),
-bytes of every later part (u32); the last part ends with the object. An empty object has no parts. Part 0 of an object under
-``batches/`` is its header, so recovery and readers of headers get no bodies.
+bytes of every later part (u32); the last part ends with the object. An empty object has no parts. Part 0 of an object
+under ``batches/`` is its header, so recovery and readers of headers get no bodies.
 """
 
 from __future__ import annotations

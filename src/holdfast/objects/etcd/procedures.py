@@ -8,7 +8,7 @@ other, then its head:
 
 | transaction | conditions | what it does |
 |---|---|---|
-| the first part | no head, no mark | puts the part and the mark |
+| the first part | no head | puts the part and the mark |
 | each later part | no head, the mark | puts the part |
 | the head | no head, the mark | puts the head, removes the mark |
 | the removal of the parts | the mark | removes the parts and the mark |
@@ -38,7 +38,7 @@ from holdfast.objects.etcd.layout import (
     encode_mark,
     just_after,
 )
-from holdfast.objects.etcd.wire import Exists, Found, Get, Operation, Put, Remove, Reply, Request, Txn
+from holdfast.objects.etcd.wire import Exists, Found, Get, Holds, Put, Remove, Reply, Request, Txn
 from holdfast.objects.port import CREATED, CreateAnswer, Created, Listed, Refused, Unknown
 
 OPERATIONS_MAX: Final = 120
@@ -46,6 +46,7 @@ OPERATIONS_MAX: Final = 120
 PARTS_AN_ANSWER: Final = 3
 PAGE: Final = 1_000
 READS_MAX: Final = 5
+DELETES_MAX: Final = 5
 LEFT_AFTER_MS: Final = 15 * 60_000.0
 
 
@@ -85,12 +86,13 @@ def create(place: Place, name: str, data: bytes, upload: str) -> Procedure[Creat
     if len(data) <= PART_BYTES:
         reply = yield Once(Txn((no_head,), (put_head, *parts), look))
         return _meaning(reply)
-    begun: tuple[Operation, ...] = (Put(mark, encode_mark(name, len(parts))),)
+    conditions: tuple[Exists, ...] = (no_head,)
+    with_it: tuple[Put, ...] = (Put(mark, encode_mark(name, len(parts))),)
     for part in parts:
-        reply = yield Once(Txn((no_head, Exists(mark, negated=bool(begun))), (part, *begun), look))
+        reply = yield Once(Txn(conditions, (part, *with_it), look))
         if isinstance(reply, NoReply) or not reply.succeeded:
             break
-        begun = ()
+        conditions, with_it = (no_head, Exists(mark)), ()
     else:
         reply = yield Once(Txn((no_head, Exists(mark)), (put_head, Remove(mark)), look))
     answer = _meaning(reply)
@@ -181,23 +183,45 @@ def list_objects(place: Place, prefix: str, after: str, limit: int) -> Procedure
 
 
 def delete(place: Place, names: Sequence[str]) -> Procedure[None]:
-    """Remove objects, each with its parts in one transaction. Raises: CorruptData, Unavailable."""
-    names = list(dict.fromkeys(names))
-    for begin in range(0, len(names), OPERATIONS_MAX):
-        some = names[begin : begin + OPERATIONS_MAX]
-        reply = yield Ask(Txn((), [Get(place.head(name)) for name in some]))
-        assert isinstance(reply, Reply), "what is asked has a reply"
-        removals: list[Remove] = []
-        for name, found in zip(some, reply.found, strict=True):
-            if not found.rows:
-                continue
-            parts = place.all_parts(name, decode_head(found.rows[0].value, name))
-            if len(removals) + 1 + len(parts) > OPERATIONS_MAX:
-                yield Ask(Txn((), removals))
-                removals = []
-            removals += [Remove(place.head(name)), *map(Remove, parts)]
-        if removals:
-            yield Ask(Txn((), removals))
+    """Remove objects, each with its parts in one transaction. Raises: CorruptData, Unavailable.
+
+    A transaction compares the heads: a name that was removed and created again meanwhile has other parts.
+    """
+    left = list(dict.fromkeys(names))
+    for _ in range(DELETES_MAX):
+        changed: list[str] = []
+        for begin in range(0, len(left), OPERATIONS_MAX):
+            changed += yield from _delete_some(place, left[begin : begin + OPERATIONS_MAX])
+        left = changed
+        if not left:
+            return
+    raise Unavailable("objects were created again while they were removed", key=left[0], objects=len(left))
+
+
+def _delete_some(place: Place, names: Sequence[str]) -> Procedure[list[str]]:
+    """Remove at most ``OPERATIONS_MAX`` objects. Returns: those whose transaction was refused."""
+    reply = yield Ask(Txn((), [Get(place.head(name)) for name in names]))
+    assert isinstance(reply, Reply), "what is asked has a reply"
+    groups: list[dict[str, Sequence[bytes]]] = [{}]
+    heads: dict[str, bytes] = {}
+    operations = 0
+    for name, found in zip(names, reply.found, strict=True):
+        if not found.rows:
+            continue
+        heads[name] = found.rows[0].value
+        keys = [place.head(name), *place.all_parts(name, decode_head(heads[name], name))]
+        operations += len(keys)
+        if operations > OPERATIONS_MAX:
+            groups.append({})
+            operations = len(keys)
+        groups[-1][name] = keys
+    changed: list[str] = []
+    for group in groups if heads else ():
+        conditions = [Holds(place.head(name), heads[name]) for name in group]
+        reply = yield Ask(Txn(conditions, [Remove(key) for keys in group.values() for key in keys]))
+        if isinstance(reply, Reply) and not reply.succeeded:
+            changed += group
+    return changed
 
 
 def sweep(place: Place, seen: Mapping[str, float], now_ms: float) -> Procedure[dict[str, float]]:

@@ -8,7 +8,7 @@ Field numbers are etcd's; fields that are not in these tables are skipped, so a 
 | ``PutRequest`` | 1 key, 2 value |
 | ``DeleteRangeRequest`` | 1 key |
 | ``RequestOp`` | 1 range, 2 put, 3 delete_range |
-| ``Compare`` | 1 result (0 equal, 3 not equal), 2 target (1 create_revision), 3 key, 5 create_revision |
+| ``Compare`` | 1 result (0 =, 3 not =), 2 target (1 create_revision, 3 value), 3 key, 5 create_revision, 7 value |
 | ``TxnRequest`` | 1 compare, 2 success, 3 failure |
 | ``AuthenticateRequest`` | 1 name, 2 password |
 | ``ResponseHeader`` | 1 cluster_id |
@@ -29,7 +29,7 @@ from msgspec import Struct
 RANGE: Final = "/etcdserverpb.KV/Range"
 TXN: Final = "/etcdserverpb.KV/Txn"
 AUTHENTICATE: Final = "/etcdserverpb.Auth/Authenticate"
-_CREATE_REVISION: Final = 1
+_CREATE_REVISION, _VALUE = 1, 3
 _NOT_EQUAL: Final = 3
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -71,6 +71,14 @@ class Exists(Struct, frozen=True):
     negated: bool = False
 
 
+class Holds(Struct, frozen=True):
+    """A condition: the key exists and has this value."""
+
+    key: bytes
+    value: bytes
+
+
+Condition = Exists | Holds
 Operation = Get | Put | Remove
 
 
@@ -78,7 +86,7 @@ class Txn(Struct, frozen=True):
     """One atomic step: ``then`` if all conditions hold, else ``otherwise``. A key occurs once in the puts and removals
     of a branch."""
 
-    conditions: Sequence[Exists]
+    conditions: Sequence[Condition]
     then: Sequence[Operation]
     otherwise: Sequence[Operation] = ()
 
@@ -139,7 +147,9 @@ def encode_login(name: str, password: str) -> bytes:
     return _part(1, name.encode()) + _part(2, password.encode())
 
 
-def _condition(condition: Exists) -> bytes:
+def _condition(condition: Condition) -> bytes:
+    if isinstance(condition, Holds):
+        return _number(2, _VALUE) + _part(3, condition.key) + _part(7, condition.value)
     result = b"" if condition.negated else _number(1, _NOT_EQUAL)
     return result + _number(2, _CREATE_REVISION) + _part(3, condition.key) + b"\x28\x00"  # field 5: create_revision 0
 

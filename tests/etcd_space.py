@@ -1,0 +1,56 @@
+"""The key space of etcd in memory: transactions on one revision, and reads of an older one. It refuses as etcd."""
+
+from __future__ import annotations
+
+from holdfast.objects.etcd.wire import Condition, Found, Get, Holds, Operation, Put, Remove, Reply, Request, Row
+
+OPERATIONS_MAX = 128
+CLUSTER_ID = 7
+
+
+class EtcdSpace:
+    """``states[n]`` are the keys and values at revision ``n``."""
+
+    def __init__(self) -> None:
+        self.states: list[dict[bytes, bytes]] = [{}]
+
+    @property
+    def now(self) -> dict[bytes, bytes]:
+        return self.states[-1]
+
+    def carry_out(self, request: Request, *, behind: int = 0) -> Reply:
+        """The reply of a member that is ``behind`` by some revisions."""
+        if isinstance(request, Get):
+            old = behind if request.any_member else 0
+            return Reply(CLUSTER_ID, (self._get(self.states[max(0, len(self.states) - 1 - old)], request),))
+        for part in (request.conditions, request.then, request.otherwise):
+            assert len(part) <= OPERATIONS_MAX, "etcdserver: too many operations in txn request"
+        succeeded = all(self._holds(each) for each in request.conditions)
+        branch = request.then if succeeded else request.otherwise
+        written = [each.key for each in branch if not isinstance(each, Get)]
+        assert len(written) == len(set(written)), "etcdserver: duplicate key given in txn request"
+        state = dict(self.now)
+        found = [self._operate(state, each) for each in branch]
+        if written:
+            self.states.append(state)
+        return Reply(CLUSTER_ID, found, succeeded)
+
+    def _holds(self, condition: Condition) -> bool:
+        if isinstance(condition, Holds):
+            return self.now.get(condition.key) == condition.value
+        return (condition.key in self.now) is not condition.negated
+
+    def _operate(self, state: dict[bytes, bytes], operation: Operation) -> Found:
+        match operation:
+            case Get():
+                return self._get(state, operation)
+            case Put(key, value):
+                state[key] = value
+            case Remove(key):
+                state.pop(key, None)
+        return Found()
+
+    def _get(self, state: dict[bytes, bytes], get: Get) -> Found:
+        within = (lambda key: get.key <= key < get.end) if get.end else (lambda key: key == get.key)
+        rows = [Row(key, state[key]) for key in sorted(state) if within(key)]
+        return Found(rows[: get.limit or None], more=0 < get.limit < len(rows))
