@@ -5,10 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 from tests.azure_lane import azure_url, azurite
+from tests.etcd_lane import etcd, etcd_three
 from tests.integration.stores_harness import DURABILITY
 from tests.s3_lane import gateway, s3_bucket, s3_url
 
-__all__ = ["azure_url", "azurite", "gateway", "s3_bucket", "s3_url"]
+__all__ = ["azure_url", "azurite", "etcd", "etcd_three", "gateway", "s3_bucket", "s3_url"]
 
 # Not skipped but left out: where every lane must run, a skipped test is a failure.
 collect_ignore = [] if os.environ.get("HOLDFAST_PROVE") == "1" else ["test_rgw_bluestore.py"]
