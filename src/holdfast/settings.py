@@ -30,6 +30,7 @@ Source = Literal["default", "file", "env", "flag"]
 T = TypeVar("T")
 MEBI: Final = 1 << 20
 ADDRESS_BYTES_MAX: Final = 256
+ETCD_REQUEST_BYTES_MAX: Final = 24 << 20
 """The header of a batch has this much room for an address."""
 CONFIGURATION_FILES: Final = ("holdfast.toml", *(f"holdfast{ending}" for ending in YAML_ENDINGS))
 """The files looked for in the working directory. Two of them are an error."""
@@ -606,6 +607,16 @@ def _problems(settings: Settings) -> Iterator[str]:
         yield "stores.definitions needs stores that are hosted: set stores.directory, and stores.enabled to true"
     if settings.retention.max_age_seconds is not None and settings.retention.max_bytes is not None:
         yield "retention.max_age_seconds and retention.max_bytes are one policy: give one, and the other by a command"
+    for name, size in (
+        ("server.max_request_size_bytes", server.max_request_size_bytes),
+        ("stores.max_request_size_bytes", stores.max_request_size_bytes),
+        ("persist.batch_size_threshold", persist.batch_size_threshold),
+    ):
+        if settings.log.scheme == "etcd" and size > ETCD_REQUEST_BYTES_MAX:
+            yield (
+                f"{name} ({size}) must be at most {ETCD_REQUEST_BYTES_MAX} where log.url is etcd: a batch that etcd "
+                "refuses would end one leader after the other"
+            )
     if (server.tls_certificate is None) != (server.tls_key is None):
         yield "server.tls_certificate and server.tls_key must be given together: one is useless without the other"
     if len(server.advertised_address.encode()) > ADDRESS_BYTES_MAX:

@@ -17,12 +17,13 @@ import pytest
 from tests.certificates import authority, signed_by
 from tests.etcd_lane import EtcdCluster, EtcdMember, require_etcd
 
-from holdfast.errors import InvalidRequest, NotFound, Unavailable
+from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.etcd import procedures
 from holdfast.objects.etcd.layout import PART_BYTES
 from holdfast.objects.etcd.store import EtcdStore
 from holdfast.objects.open import open_store
 from holdfast.objects.port import Created, ObjectStore, Refused, StoreDenies, Unknown
+from holdfast.objects.probe import probe
 from holdfast.objects.probe.race import race_and_keep
 
 PASSWORD = "a password that is only here"
@@ -213,6 +214,9 @@ def test_a_cluster_with_a_lower_bound_of_requests_refuses_a_full_part_for_good(o
                 assert isinstance(answer, Unknown)
                 assert answer.final
             assert await store.create("batches/1", bytes(900_000)) == Created()
+            with pytest.raises(InvalidRequest, match="too large") as caught:
+                await probe(store)
+            assert caught.value.code == Code.STORE_UNFIT
 
     asyncio.run(scenario())
 

@@ -121,6 +121,7 @@ ACCEPTED: list[tuple[str, object, object]] = [
     ("server.drain_seconds_max", "0.5", 0.5),
     ("log.url", "s3://bucket/log?region=eu-west-1", "s3://bucket/log?region=eu-west-1"),
     ("log.url", "memory:", "memory:"),
+    ("log.url", "etcd://a:2379,b:2379,c:2379/log", "etcd://a:2379,b:2379,c:2379/log"),
     ("log.segments_url", "s3://lake/segments?region=eu-west-1", "s3://lake/segments?region=eu-west-1"),
     ("log.segments_url", "", None),
     ("persist.batch_timeout_ms", "0.25", 0.25),
@@ -228,7 +229,11 @@ REFUSED: list[tuple[str, object]] = [
     ("log.url", "s3:///prefix"),
     ("log.url", "s3://key:secret@bucket/prefix"),
     ("log.url", "/var/lib/holdfast"),
+    ("log.url", "etcd:///log"),
+    ("log.url", "etcd://a:2379,b:2379"),
+    ("log.url", "etcd://user:secret@a:2379/log"),
     ("log.segments_url", "memory:"),
+    ("log.segments_url", "etcd://a:2379/log"),
     ("log.segments_url", "s3://key:secret@bucket/prefix"),
     ("persist.batch_timeout_ms", 0),
     ("persist.batch_timeout_ms", "nan"),
@@ -310,6 +315,9 @@ BETWEEN_KEYS: list[tuple[dict[str, object], str]] = [
     ({"persist.batch_timeout_ms": 51}, "adaptive interval"),
     ({"persist.target_pool_size": 49}, "waits for a connection"),
     ({"persist.retry_base_delay_ms": 5001}, "the delay grows"),
+    ({"log.url": "etcd://a/log", "server.max_request_size_bytes": (24 << 20) + 1}, "one leader after the other"),
+    ({"log.url": "etcd://a/log", "stores.max_request_size_bytes": (24 << 20) + 1}, "one leader after the other"),
+    ({"log.url": "etcd://a/log", "persist.batch_size_threshold": (24 << 20) + 1}, "one leader after the other"),
 ]
 
 
@@ -351,6 +359,7 @@ def test_a_shared_store_with_an_address_that_others_can_ask_warns_of_nothing() -
         ("file:///data", 1.0, None, True),
         ("memory:", 5.0, 95.0, True),
         ("s3://b/p", 5.0, 95.0, False),
+        ("etcd://a:2379/p", 5.0, None, False),
         ("gs://b/p", 5.0, 95.0, False),
         ("az://b/p", 5.0, 95.0, False),
     ],

@@ -14,7 +14,7 @@ from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.directory.store import DirectoryStore
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.open import open_store
-from holdfast.objects.port import CREATED, CreateAnswer, Listed, ObjectStore
+from holdfast.objects.port import CREATED, CreateAnswer, Listed, ObjectStore, Unknown
 from holdfast.objects.probe import PREFIX, clean_up, probe
 
 
@@ -47,7 +47,8 @@ def test_directories_open_absolute_and_relative_and_with_escapes(
 
 
 @pytest.mark.parametrize(
-    "url", ["", "log", "/var/log", "http://bucket/x", "file:", "file://host/path", "file:///a?b=c", "S3", "ftp://a"]
+    "url",
+    ["", "log", "/var/log", "http://bucket/x", "file:", "file://host/path", "file:///a?b=c", "S3", "ftp://a", "etcd:"],
 )
 def test_what_is_no_store_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
@@ -121,6 +122,25 @@ def test_the_probe_refuses_an_unfit_store_by_name_and_cleans_up(store: type[Memo
     assert caught.value.code == Code.STORE_UNFIT
     assert caught.value.fields["url"] == "memory:unfit"
     assert len(unfit.objects) == 0
+
+
+class RefusingLargeOnes(MemoryStore):
+    """A cluster whose servers take smaller requests than the log sends."""
+
+    async def create(self, key: str, data: bytes) -> CreateAnswer:
+        if len(data) > 1_000_000:
+            return Unknown("request is too large", final=True)
+        return await super().create(key, data)
+
+
+def test_a_start_finds_out_that_full_requests_to_etcd_are_refused() -> None:
+    async def scenario() -> None:
+        await probe(RefusingLargeOnes(url="memory:"))
+        with pytest.raises(InvalidRequest, match="request is too large") as caught:
+            await probe(RefusingLargeOnes(url="etcd://a:2379/log"))
+        assert caught.value.code == Code.STORE_UNFIT
+
+    asyncio.run(scenario())
 
 
 def test_the_probe_never_touches_the_log() -> None:

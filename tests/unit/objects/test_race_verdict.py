@@ -121,7 +121,7 @@ def test_a_plan_has_the_size_that_was_promised() -> None:
     assert len(plan) == len({contest.name for contest in plan}) == NAMES == 20
     assert max(contest.size for contest in plan) == LARGE_BYTES == 1 << 20
     assert sum(contest.size == LARGE_BYTES for contest in plan) == len(LARGE) == 2
-    for contest in [*plan, *plan_short_race("probe/x")]:
+    for contest in [*plan, *plan_short_race("probe/x", "s3://bucket")]:
         assert contest.name.startswith("probe/x.")
         assert all(0.0 <= offset <= SPREAD_MS == 50.0 for offset in contest.offsets_ms)
     assert {len(contest.offsets_ms) for contest in plan} == {WRITERS} == {16}

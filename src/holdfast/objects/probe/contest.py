@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Final, NoReturn, Protocol, TypeVar, assert_never
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
-from holdfast.objects.port import CreateAnswer, ObjectStore
+from holdfast.objects.etcd.layout import PART_BYTES
+from holdfast.objects.port import CreateAnswer, ObjectStore, Unknown
 from holdfast.objects.probe.verdict import Fit, Read, Sight, Undecided, UnfitStore, judge
 
 PREFIX: Final = "probe/"
@@ -59,14 +60,17 @@ def plan_race(prefix: str, draw: Callable[[], float]) -> list[Contest]:
     ]
 
 
-SHORT_RACE: Final = {"one": SMALL_BYTES, "two": SMALL_BYTES, "large": 64 << 10}
+SHORT_LARGE_BYTES: Final = 64 << 10
+FULL_REQUEST_BYTES: Final = {"etcd": PART_BYTES}
+"""By scheme: the largest request to a store whose servers may refuse it, so that a start finds it out."""
 SHORT_WRITERS: Final = 4
 
 
-def plan_short_race(prefix: str) -> list[Contest]:
+def plan_short_race(prefix: str, url: str) -> list[Contest]:
     """The race of one process at a start: few names, all creates at once."""
-    at_once = (0.0,) * SHORT_WRITERS
-    return [Contest(f"{prefix}.{part}", size, at_once) for part, size in SHORT_RACE.items()]
+    large = FULL_REQUEST_BYTES.get(url.partition(":")[0], SHORT_LARGE_BYTES)
+    sizes = {"one": SMALL_BYTES, "two": SMALL_BYTES, "large": large}
+    return [Contest(f"{prefix}.{part}", size, (0.0,) * SHORT_WRITERS) for part, size in sizes.items()]
 
 
 def body_of(name: str, size: int, writer: int) -> bytes:
@@ -180,6 +184,8 @@ async def settle(
                 unfit(url, why)
             case Undecided(why=why):
                 cause = _first_detail(settled.answers) or why
+                if any(isinstance(answer, Unknown) and answer.final for answer in settled.answers):
+                    unfit(url, f"it refuses an object for good: {cause}")
             case _:
                 assert_never(verdict)
     raise Unavailable(
