@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from holdfast.objects.etcd.wire import Condition, Found, Get, Holds, Operation, Put, Remove, Reply, Request, Row
+from holdfast.objects.etcd.wire import (
+    Condition,
+    EtcdReply,
+    GetKeys,
+    Holds,
+    Operation,
+    PutKey,
+    RemoveKey,
+    Request,
+    Row,
+    RowPage,
+)
 
 OPERATIONS_MAX = 128
 CLUSTER_ID = 7
@@ -18,39 +29,39 @@ class EtcdSpace:
     def now(self) -> dict[bytes, bytes]:
         return self.states[-1]
 
-    def carry_out(self, request: Request, *, behind: int = 0) -> Reply:
+    def carry_out(self, request: Request, *, behind: int = 0) -> EtcdReply:
         """The reply of a member that is ``behind`` by some revisions."""
-        if isinstance(request, Get):
+        if isinstance(request, GetKeys):
             old = behind if request.any_member else 0
-            return Reply(CLUSTER_ID, (self._get(self.states[max(0, len(self.states) - 1 - old)], request),))
+            return EtcdReply(CLUSTER_ID, (self._get(self.states[max(0, len(self.states) - 1 - old)], request),))
         for part in (request.conditions, request.then, request.otherwise):
             assert len(part) <= OPERATIONS_MAX, "etcdserver: too many operations in txn request"
         succeeded = all(self._holds(each) for each in request.conditions)
         branch = request.then if succeeded else request.otherwise
-        written = [each.key for each in branch if not isinstance(each, Get)]
+        written = [each.key for each in branch if not isinstance(each, GetKeys)]
         assert len(written) == len(set(written)), "etcdserver: duplicate key given in txn request"
         state = dict(self.now)
         found = [self._operate(state, each) for each in branch]
         if written:
             self.states.append(state)
-        return Reply(CLUSTER_ID, found, succeeded)
+        return EtcdReply(CLUSTER_ID, found, succeeded)
 
     def _holds(self, condition: Condition) -> bool:
         if isinstance(condition, Holds):
             return self.now.get(condition.key) == condition.value
         return (condition.key in self.now) is not condition.negated
 
-    def _operate(self, state: dict[bytes, bytes], operation: Operation) -> Found:
+    def _operate(self, state: dict[bytes, bytes], operation: Operation) -> RowPage:
         match operation:
-            case Get():
+            case GetKeys():
                 return self._get(state, operation)
-            case Put(key, value):
+            case PutKey(key, value):
                 state[key] = value
-            case Remove(key):
+            case RemoveKey(key):
                 state.pop(key, None)
-        return Found()
+        return RowPage()
 
-    def _get(self, state: dict[bytes, bytes], get: Get) -> Found:
+    def _get(self, state: dict[bytes, bytes], get: GetKeys) -> RowPage:
         within = (lambda key: get.key <= key < get.end) if get.end else (lambda key: key == get.key)
         rows = [Row(key, state[key]) for key in sorted(state) if within(key)]
-        return Found(rows[: get.limit or None], more=0 < get.limit < len(rows))
+        return RowPage(rows[: get.limit or None], more=0 < get.limit < len(rows))

@@ -184,13 +184,13 @@ def test_leftovers_of_an_upload_go_after_fifteen_minutes(etcd: EtcdCluster) -> N
             upload = procedures.create(store._place, "snapshots/1", bytes(3 * PART_BYTES), "ab" * 16)
             first = next(upload)
             assert isinstance(first, procedures.Once)
-            await store._cluster.send(first.txn)
-            everything = procedures.Get(b"leftovers/", end=b"leftovers0")
-            assert len((await store._cluster.ask(everything)).found[0].rows) == 2
+            await store._members.send(first.txn)
+            everything = procedures.GetKeys(b"leftovers/", end=b"leftovers0")
+            assert len((await store._members.ask(everything)).pages[0].rows) == 2
             await store.sweep(1_000.0)
-            assert len((await store._cluster.ask(everything)).found[0].rows) == 2
+            assert len((await store._members.ask(everything)).pages[0].rows) == 2
             await store.sweep(1_000.0 + procedures.LEFT_AFTER_MS)
-            assert (await store._cluster.ask(everything)).found[0].rows == []
+            assert (await store._members.ask(everything)).pages[0].rows == []
             assert await store.create("snapshots/1", bytes(3 * PART_BYTES)) == Created()
 
     asyncio.run(scenario())

@@ -23,10 +23,15 @@ PARTS: Final = {
     "console": ("holdfast.console",),
     "server": ("holdfast.server", "holdfast.commit", "holdfast.objects", "holdfast.stores", "holdfast.settings"),
     "segments": ("holdfast.segments",),
+    "etcd": ("holdfast.objects.etcd",),
     "spark": ("holdfast.spark", "pyspark_holdfast"),
 }
 """What each extra is for: every module of these packages, and what those import."""
-OF_ANOTHER: Final = {"server": ("holdfast.segments",), "console": ("holdfast.segments",)}
+OF_ANOTHER: Final = {
+    "server": ("holdfast.segments", "holdfast.objects.etcd.channel"),
+    "console": ("holdfast.segments",),
+    "segments": ("holdfast.objects.etcd.channel",),
+}
 """Packages that a part loads when a setting asks for them; then the other extra is needed, too."""
 ON_REQUEST: Final = {
     ("holdfast.console.pages.pipelines", "deltalake"),
@@ -86,14 +91,15 @@ def is_in(module: str, packages: Iterable[str]) -> bool:
 
 def foreign_imports(extra: str) -> dict[str, set[str]]:
     """What the modules of an extra's part, and those that they import, need from elsewhere, and which of them do."""
-    todo = [name for name in MODULES if is_in(name, PARTS[extra])]
+    elsewhere = OF_ANOTHER.get(extra, ())
+    todo = [name for name in MODULES if is_in(name, PARTS[extra]) and not is_in(name, elsewhere)]
     seen = set(todo)
     found: dict[str, set[str]] = {}
     while todo:
         module = todo.pop()
         for name in imported(module):
             if name in MODULES:
-                new = {each for each in (name, *packages_above(name)) if not is_in(each, OF_ANOTHER.get(extra, ()))}
+                new = {each for each in (name, *packages_above(name)) if not is_in(each, elsewhere)}
                 todo += new - seen
                 seen |= new
             elif (module, name) not in ON_REQUEST:

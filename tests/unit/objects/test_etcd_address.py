@@ -10,7 +10,7 @@ from holdfast.commit.format.batch import HEADER_BYTES, PREFIX
 from holdfast.errors import Code, CorruptData, InvalidRequest
 from holdfast.objects.endpoint import endpoint_of, is_shared
 from holdfast.objects.etcd import layout
-from holdfast.objects.etcd.address import Address, parse_url, read_proof
+from holdfast.objects.etcd.address import EtcdAddress, parse_url, read_credentials
 from holdfast.objects.etcd.layout import Head, decode_head, decode_mark
 
 
@@ -23,7 +23,7 @@ from holdfast.objects.etcd.layout import Head, decode_head, decode_mark
     ],
 )
 def test_a_url_names_members_and_a_prefix(url: str, endpoints: tuple[str, ...], prefix: str) -> None:
-    assert parse_url(url) == Address(endpoints, prefix)
+    assert parse_url(url) == EtcdAddress(endpoints, prefix)
     assert parse_url(parse_url(url).url) == parse_url(url)
 
 
@@ -56,11 +56,11 @@ def test_a_proof_comes_from_the_environment_and_its_files(tmp_path: Path) -> Non
     (tmp_path / "password").write_text("of the file\n")
     (tmp_path / "pem").write_bytes(b"PEM")
     pem = str(tmp_path / "pem")
-    assert read_proof({}).authority is None
-    assert read_proof({"ETCDCTL_USER": "u:of the user"}).password == "of the user"
-    assert read_proof({"ETCDCTL_USER": "u", "ETCDCTL_PASSWORD": "of the variable"}).password == "of the variable"
+    assert read_credentials({}).authority is None
+    assert read_credentials({"ETCDCTL_USER": "u:of the user"}).password == "of the user"
+    assert read_credentials({"ETCDCTL_USER": "u", "ETCDCTL_PASSWORD": "of the variable"}).password == "of the variable"
     named = {"ETCDCTL_USER": "u", "HOLDFAST_ETCD_PASSWORD_FILE": str(tmp_path / "password"), "ETCDCTL_CACERT": pem}
-    proof = read_proof({**named, "ETCDCTL_CERT": pem, "ETCDCTL_KEY": pem})
+    proof = read_credentials({**named, "ETCDCTL_CERT": pem, "ETCDCTL_KEY": pem})
     assert (proof.user, proof.password, proof.authority, proof.key) == ("u", "of the file", b"PEM", b"PEM")
     assert "of the file" not in repr(proof)
 
@@ -77,7 +77,7 @@ def test_a_proof_comes_from_the_environment_and_its_files(tmp_path: Path) -> Non
 )
 def test_half_a_proof_is_refused(environment: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        read_proof(environment)
+        read_credentials(environment)
     assert caught.value.code is Code.BAD_CONFIGURATION
 
 

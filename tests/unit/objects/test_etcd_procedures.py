@@ -210,7 +210,7 @@ MUTANTS = {
         "Once(Txn(conditions, (part, *with_it), look))",
         "Once(Txn((), (part, *with_it), look))",
     ),
-    "a sweep compares nothing": ("yield Ask(Txn((Exists(mark),), [Remove", "yield Ask(Txn((), [Remove"),
+    "a sweep compares nothing": ("yield Ask(Txn((Exists(mark),), [RemoveKey", "yield Ask(Txn((), [RemoveKey"),
     "a head does not ask for its mark": (
         "Once(Txn((no_head, Exists(mark)), (put_head,",
         "Once(Txn((no_head,), (put_head,",
@@ -221,14 +221,14 @@ MUTANTS = {
     ),
     "a small create overwrites": ("Txn((no_head,), (put_head, *parts), look)", "Txn((), (put_head, *parts), look)"),
     "a lost reply is a success": ("return Unknown(reply.detail, final=reply.final)", "return CREATED"),
-    "the mark stays": ("(put_head, Remove(mark)), look", "(put_head,), look"),
-    "a miss at any member counts": ("if not found.rows and any_member:", "if not found.rows and not any_member:"),
+    "the mark stays": ("(put_head, RemoveKey(mark)), look", "(put_head,), look"),
+    "a miss at any member counts": ("if not page.rows and any_member:", "if not page.rows and not any_member:"),
     "late parts count as damage": ('missed = b"" if any_member else value', "missed = value"),
     "a delete leaves the parts": (
         "keys = [place.head(name), *place.all_parts(",
         "keys = [place.head(name)] or [*list(",
     ),
-    "a delete compares nothing": ("Ask(Txn(conditions, [Remove(key)", "Ask(Txn((), [Remove(key)"),
+    "a delete compares nothing": ("Ask(Txn(conditions, [RemoveKey(key)", "Ask(Txn((), [RemoveKey(key)"),
 }
 
 
@@ -294,7 +294,7 @@ def create_that_was_swept(code: ModuleType) -> object:
 
 def test_what_a_sweep_took_makes_the_head_fail_and_the_answer_unknown() -> None:
     assert isinstance(create_that_was_swept(module), Unknown)
-    mutant = mutated(module, "return Refused() if reply.found[0].rows else", "return Refused() if reply else")
+    mutant = mutated(module, "return Refused() if reply.pages[0].rows else", "return Refused() if reply else")
     assert create_that_was_swept(mutant) == Refused(), "a head that is absent was taken for a refusal"
 
 
@@ -328,7 +328,7 @@ def test_a_delete_takes_all_keys_of_an_object_in_one_transaction_of_at_most_120(
     assert space.now == {}
     for effect in effects:
         assert len(effect.request.then) <= 120
-        removed = [each.key for each in effect.request.then if isinstance(each, module.Remove)]
+        removed = [each.key for each in effect.request.then if isinstance(each, module.RemoveKey)]
         for key in removed:
             if key.startswith(PLACE.heads):
                 name = key[len(PLACE.heads) :].decode()

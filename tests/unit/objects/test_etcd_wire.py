@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from holdfast.objects.etcd.wire import (
     Condition,
+    EtcdReply,
     Exists,
-    Found,
-    Get,
+    GetKeys,
     Holds,
     Malformed,
     Operation,
-    Put,
-    Remove,
-    Reply,
+    PutKey,
+    RemoveKey,
     Request,
     Row,
+    RowPage,
     Txn,
     decode_reply,
     decode_token,
@@ -71,16 +71,16 @@ def messages() -> dict[str, Any]:
 OF: Final = messages()
 KEYS = st.binary(min_size=1, max_size=200)
 VALUES = st.binary(max_size=300)
-GETS = st.builds(Get, KEYS, st.binary(max_size=40), st.integers(0, 2**40), st.booleans())
-OPERATIONS = GETS | st.builds(Put, KEYS, VALUES) | st.builds(Remove, KEYS)
+GETS = st.builds(GetKeys, KEYS, st.binary(max_size=40), st.integers(0, 2**40), st.booleans())
+OPERATIONS = GETS | st.builds(PutKey, KEYS, VALUES) | st.builds(RemoveKey, KEYS)
 CONDITIONS = st.builds(Exists, KEYS, st.booleans()) | st.builds(Holds, KEYS, VALUES)
 TXNS = st.builds(
     Txn, st.lists(CONDITIONS, max_size=4), st.lists(OPERATIONS, max_size=4), st.lists(OPERATIONS, max_size=4)
 )
-FOUND = st.builds(Found, st.lists(st.builds(Row, KEYS, VALUES), max_size=5), st.booleans())
+FOUND = st.builds(RowPage, st.lists(st.builds(Row, KEYS, VALUES), max_size=5), st.booleans())
 
 
-def a_get(get: Get) -> Any:
+def a_get(get: GetKeys) -> Any:
     return OF["Range"](key=get.key, range_end=get.end, limit=get.limit, serializable=get.any_member)
 
 
@@ -92,17 +92,17 @@ def a_condition(condition: Condition) -> Any:
 
 def an_operation(operation: Operation) -> Any:
     match operation:
-        case Get():
+        case GetKeys():
             return OF["Op"](range=a_get(operation))
-        case Put(key, value):
+        case PutKey(key, value):
             return OF["Op"](put=OF["Put"](key=key, value=value))
-        case Remove(key):
+        case RemoveKey(key):
             return OF["Op"](delete_range=OF["DeleteRange"](key=key))
 
 
 @given(GETS | TXNS)
 def test_a_request_reads_as_the_message_that_was_meant(request: Request) -> None:
-    if isinstance(request, Get):
+    if isinstance(request, GetKeys):
         expected = a_get(request)
     else:
         expected = OF["Txn"](
@@ -124,26 +124,26 @@ def test_a_login_reads_as_the_message_that_was_meant(name: str, password: str) -
 
 def test_an_end_that_is_not_asked_for_is_not_sent() -> None:
     """etcd takes an empty range_end that was sent for an end above all keys: a read of one key would find another."""
-    assert b"\x12" not in encode_request(Get(b"a"))
+    assert b"\x12" not in encode_request(GetKeys(b"a"))
 
 
-def some_found(found: Found, cluster_id: int) -> Any:
+def some_found(found: RowPage, cluster_id: int) -> Any:
     rows = [OF["KeyValue"](key=row.key, value=row.value, version=1, mod_revision=2**60) for row in found.rows]
     header = OF["Header"](cluster_id=cluster_id, member_id=2**64 - 1, revision=300)
     return OF["Found"](header=header, kvs=rows, more=found.more, count=len(rows), later=9, last=7)
 
 
 @given(FOUND, st.integers(0, 2**64 - 1))
-def test_the_answer_to_a_read_is_what_was_found(found: Found, cluster_id: int) -> None:
+def test_the_answer_to_a_read_is_what_was_found(found: RowPage, cluster_id: int) -> None:
     data = some_found(found, cluster_id).SerializeToString()
-    assert decode_reply(Get(b"a"), data) == Reply(cluster_id, (Found(list(found.rows), found.more),))
+    assert decode_reply(GetKeys(b"a"), data) == EtcdReply(cluster_id, (RowPage(list(found.rows), found.more),))
 
 
 @given(st.lists(FOUND | st.none(), max_size=5), st.booleans(), st.integers(0, 2**64 - 1))
 def test_the_answer_to_a_transaction_has_a_part_for_each_operation(
-    parts: list[Found | None], succeeded: bool, cluster_id: int
+    parts: list[RowPage | None], succeeded: bool, cluster_id: int
 ) -> None:
-    operations = [Remove(b"a") if part is None else Get(b"a") for part in parts]
+    operations = [RemoveKey(b"a") if part is None else GetKeys(b"a") for part in parts]
     request = Txn((), operations if succeeded else (), () if succeeded else operations)
     replies = [
         OF["OpReply"](delete_range=OF["Changed"](deleted=1))
@@ -152,10 +152,10 @@ def test_the_answer_to_a_transaction_has_a_part_for_each_operation(
         for part in parts
     ]
     data = OF["TxnReply"](header=OF["Header"](cluster_id=cluster_id), succeeded=succeeded, responses=replies)
-    found = [Found() if part is None else Found(list(part.rows), part.more) for part in parts]
-    assert decode_reply(request, data.SerializeToString()) == Reply(cluster_id, found, succeeded)
+    found = [RowPage() if part is None else RowPage(list(part.rows), part.more) for part in parts]
+    assert decode_reply(request, data.SerializeToString()) == EtcdReply(cluster_id, found, succeeded)
     with pytest.raises(Malformed):
-        decode_reply(Txn((), [*operations, Remove(b"b")], [*operations, Remove(b"b")]), data.SerializeToString())
+        decode_reply(Txn((), [*operations, RemoveKey(b"b")], [*operations, RemoveKey(b"b")]), data.SerializeToString())
 
 
 @given(st.binary(max_size=200))
@@ -164,7 +164,7 @@ def test_the_answer_to_a_transaction_has_a_part_for_each_operation(
 @example(b"\x09\x00")
 def test_any_bytes_are_an_answer_or_malformed(data: bytes) -> None:
     for decode in (
-        lambda: decode_reply(Get(b"a"), data),
+        lambda: decode_reply(GetKeys(b"a"), data),
         lambda: decode_reply(Txn((), ()), data),
         lambda: decode_token(data),
     ):
@@ -175,14 +175,14 @@ def test_any_bytes_are_an_answer_or_malformed(data: bytes) -> None:
 
 
 @given(FOUND, st.data())
-def test_an_answer_that_was_cut_is_malformed_or_shorter(found: Found, data: st.DataObject) -> None:
+def test_an_answer_that_was_cut_is_malformed_or_shorter(found: RowPage, data: st.DataObject) -> None:
     whole = some_found(found, 7).SerializeToString()
     cut = data.draw(st.integers(0, len(whole) - 1))
     try:
-        reply = decode_reply(Get(b"a"), whole[:cut])
+        reply = decode_reply(GetKeys(b"a"), whole[:cut])
     except Malformed:
         return
-    assert list(reply.found[0].rows) == list(found.rows[: len(reply.found[0].rows)])
+    assert list(reply.pages[0].rows) == list(found.rows[: len(reply.pages[0].rows)])
 
 
 def test_a_token_is_read() -> None:

@@ -1,4 +1,4 @@
-"""Where a store on etcd is, and how a process proves who it is: the URL, the environment and files.
+"""Where a store on etcd is, and the credentials: the URL, the environment and files.
 
 ``etcd://host:port,host:port,host:port/prefix``. A port that is left out is 2379. The variables are those of
 ``etcdctl``, and one more for a password in a file.
@@ -22,7 +22,7 @@ _ENDPOINT: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class EtcdAddress:
     """The endpoints as HOST:PORT, in the order of the URL, and the prefix of all keys."""
 
     endpoints: tuple[str, ...]
@@ -35,7 +35,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class EtcdCredentials:
     """How a process proves who it is, and checks the members: PEM bytes, and a user. ``authority`` None: no TLS."""
 
     authority: bytes | None = None
@@ -45,11 +45,11 @@ class Proof:
     password: str = field(default="", repr=False)
 
 
-def parse_url(url: str) -> Address:
+def parse_url(url: str) -> EtcdAddress:
     """The address in a URL. Raises: InvalidRequest.
 
     >>> parse_url("etcd://a.example:2379,b.example/orders")
-    Address(endpoints=('a.example:2379', 'b.example:2379'), prefix='orders')
+    EtcdAddress(endpoints=('a.example:2379', 'b.example:2379'), prefix='orders')
     """
     try:
         parts = urlsplit(url)
@@ -68,10 +68,10 @@ def parse_url(url: str) -> Address:
         endpoints.append(f"{match[1].lower()}:{int(match[2] or PORT)}")
     if len(set(endpoints)) != len(endpoints):
         raise _bad("name each endpoint once")
-    return Address(tuple(endpoints), require_key(prefix))
+    return EtcdAddress(tuple(endpoints), require_key(prefix))
 
 
-def read_proof(environment: Mapping[str, str]) -> Proof:
+def read_credentials(environment: Mapping[str, str]) -> EtcdCredentials:
     """What the environment and its files say. Blocks while it reads the files. Raises: InvalidRequest."""
     user, colon, password = environment.get("ETCDCTL_USER", "").partition(":")
     if not colon:
@@ -87,7 +87,7 @@ def read_proof(environment: Mapping[str, str]) -> Proof:
         raise _bad("set ETCDCTL_CERT and ETCDCTL_KEY together")
     if certificate is not None and authority is None:
         raise _bad("set ETCDCTL_CACERT, too: without it the connections have no TLS")
-    return Proof(authority, certificate, key, user or None, password)
+    return EtcdCredentials(authority, certificate, key, user or None, password)
 
 
 def _file(environment: Mapping[str, str], name: str) -> bytes | None:

@@ -6,13 +6,13 @@ import asyncio
 from typing import Final
 
 from holdfast.extras import needs
-from holdfast.objects.etcd.address import Proof
+from holdfast.objects.etcd.address import EtcdCredentials
 from holdfast.objects.etcd.failures import CallFailed, Meaning, meaning_of
 from holdfast.objects.etcd.wire import (
     AUTHENTICATE,
     RANGE,
     TXN,
-    Get,
+    GetKeys,
     Malformed,
     Request,
     decode_token,
@@ -38,13 +38,13 @@ OPTIONS: Final = (
 )
 
 
-class Channel:
+class EtcdChannel:
     """A ``Connected`` over gRPC. It connects with its first call, on the running loop."""
 
-    def __init__(self, endpoint: str, proof: Proof) -> None:
+    def __init__(self, endpoint: str, credentials: EtcdCredentials) -> None:
         self.endpoint = endpoint
         self._is_proved = False
-        self._proof = proof
+        self._credentials = credentials
         self._channel: grpc.aio.Channel | None = None
         self._token: str | None = None
         self._logging_in = asyncio.Lock()
@@ -62,12 +62,12 @@ class Channel:
     async def call(self, request: Request) -> bytes:
         """As ``Connected`` says, within ``CALL_SECONDS``, and as much for a login before."""
         self._notice_end()
-        if self._proof.user is not None and self._token is None:
+        if self._credentials.user is not None and self._token is None:
             async with self._logging_in:
                 if self._token is None:
-                    self._token = await self._log_in(self._proof.user)
+                    self._token = await self._log_in(self._credentials.user)
         try:
-            return await self._call(RANGE if isinstance(request, Get) else TXN, encode_request(request))
+            return await self._call(RANGE if isinstance(request, GetKeys) else TXN, encode_request(request))
         except CallFailed as failure:
             if failure.meaning is Meaning.LOG_IN_AGAIN:
                 self._token = None
@@ -81,7 +81,7 @@ class Channel:
     async def _log_in(self, user: str) -> str:
         """A token, empty where the cluster asks for none yet. Raises: CallFailed."""
         try:
-            return decode_token(await self._call(AUTHENTICATE, encode_login(user, self._proof.password)))
+            return decode_token(await self._call(AUTHENTICATE, encode_login(user, self._credentials.password)))
         except Malformed as error:
             raise CallFailed(Meaning.NO_ANSWER, f"{self.endpoint}: {error}") from error
         except CallFailed as failure:
@@ -101,10 +101,12 @@ class Channel:
 
     def _connected(self) -> grpc.aio.Channel:
         if self._channel is None:
-            if self._proof.authority is None:
+            if self._credentials.authority is None:
                 self._channel = grpc.aio.insecure_channel(self.endpoint, options=OPTIONS)
             else:
-                secrets = grpc.ssl_channel_credentials(self._proof.authority, self._proof.key, self._proof.certificate)
+                secrets = grpc.ssl_channel_credentials(
+                    self._credentials.authority, self._credentials.key, self._credentials.certificate
+                )
                 self._channel = grpc.aio.secure_channel(self.endpoint, secrets, options=OPTIONS)
         return self._channel
 

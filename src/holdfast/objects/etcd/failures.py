@@ -63,4 +63,4 @@ def meaning_of(code: str, text: str) -> Meaning:
     >>> meaning_of("INVALID_ARGUMENT", "etcdserver: request is too large")
     <Meaning.TOO_LARGE: 4>
     """
-    return next((meaning for named, words, meaning in _TABLE if code == named and words in text), Meaning.NO_ANSWER)
+    return next((meaning for name, words, meaning in _TABLE if code == name and words in text), Meaning.NO_ANSWER)

@@ -38,7 +38,7 @@ from holdfast.objects.etcd.layout import (
     encode_mark,
     just_after,
 )
-from holdfast.objects.etcd.wire import Exists, Found, Get, Holds, Put, Remove, Reply, Request, Txn
+from holdfast.objects.etcd.wire import EtcdReply, Exists, GetKeys, Holds, PutKey, RemoveKey, Request, RowPage, Txn
 from holdfast.objects.port import CREATED, CreateAnswer, Created, Listed, Refused, Unknown
 
 OPERATIONS_MAX: Final = 120
@@ -71,7 +71,7 @@ class NoReply(Struct, frozen=True):
 
 T = TypeVar("T")
 Effect = Once | Ask
-Procedure = Generator[Effect, Reply | NoReply, T]
+Procedure = Generator[Effect, EtcdReply | NoReply, T]
 
 
 def create(place: Place, name: str, data: bytes, upload: str) -> Procedure[CreateAnswer]:
@@ -80,21 +80,21 @@ def create(place: Place, name: str, data: bytes, upload: str) -> Procedure[Creat
         return Unknown(f"an object on etcd has at most {OBJECT_BYTES_MAX} bytes, this one {len(data)}", final=True)
     head = Head.of_new(name, upload, len(data))
     ends = pairwise(head.begin_of(part) for part in range(head.parts + 1))
-    parts = [Put(key, data[begin:end]) for key, (begin, end) in zip(place.all_parts(name, head), ends, strict=True)]
+    parts = [PutKey(key, data[begin:end]) for key, (begin, end) in zip(place.all_parts(name, head), ends, strict=True)]
     no_head, mark = Exists(place.head(name), negated=True), place.mark(upload)
-    put_head, look = Put(place.head(name), head.encode()), (Get(place.head(name)),)
+    put_head, look = PutKey(place.head(name), head.encode()), (GetKeys(place.head(name)),)
     if len(data) <= PART_BYTES:
         reply = yield Once(Txn((no_head,), (put_head, *parts), look))
         return _meaning(reply)
     conditions: tuple[Exists, ...] = (no_head,)
-    with_it: tuple[Put, ...] = (Put(mark, encode_mark(name, len(parts))),)
+    with_it: tuple[PutKey, ...] = (PutKey(mark, encode_mark(name, len(parts))),)
     for part in parts:
         reply = yield Once(Txn(conditions, (part, *with_it), look))
         if isinstance(reply, NoReply) or not reply.succeeded:
             break
         conditions, with_it = (no_head, Exists(mark)), ()
     else:
-        reply = yield Once(Txn((no_head, Exists(mark)), (put_head, Remove(mark)), look))
+        reply = yield Once(Txn((no_head, Exists(mark)), (put_head, RemoveKey(mark)), look))
     answer = _meaning(reply)
     if not isinstance(answer, Created):
         try:
@@ -104,20 +104,20 @@ def create(place: Place, name: str, data: bytes, upload: str) -> Procedure[Creat
     return answer
 
 
-def _meaning(reply: Reply | NoReply) -> CreateAnswer:
+def _meaning(reply: EtcdReply | NoReply) -> CreateAnswer:
     """The answer of a create whose last transaction got this reply."""
     if isinstance(reply, NoReply):
         return Unknown(reply.detail, final=reply.final)
     if reply.succeeded:
         return CREATED
-    return Refused() if reply.found[0].rows else Unknown("the upload was ended before its head came")
+    return Refused() if reply.pages[0].rows else Unknown("the upload was ended before its head came")
 
 
 def _remove_upload(place: Place, name: str, upload: str, parts: int) -> Procedure[None]:
     """Remove the parts of an upload, unless it has a head or is gone."""
     mark = place.mark(upload)
     keys = [mark, *(place.part(name, upload, part) for part in range(parts))]
-    yield Ask(Txn((Exists(mark),), [Remove(key) for key in keys]))
+    yield Ask(Txn((Exists(mark),), [RemoveKey(key) for key in keys]))
 
 
 def read(place: Place, name: str, start: int, length: int | None) -> Procedure[bytes]:
@@ -128,12 +128,12 @@ def read(place: Place, name: str, start: int, length: int | None) -> Procedure[b
     missed = b""
     for turn in range(READS_MAX):
         any_member = turn == 0
-        found = yield from _get(Get(place.head(name), any_member=any_member))
-        if not found.rows and any_member:
-            found = yield from _get(Get(place.head(name)))
-        if not found.rows:
+        page = yield from _get(GetKeys(place.head(name), any_member=any_member))
+        if not page.rows and any_member:
+            page = yield from _get(GetKeys(place.head(name)))
+        if not page.rows:
             raise NotFound("there is no such object", key=name)
-        value = found.rows[0].value
+        value = page.rows[0].value
         if value == missed:  # a head and its parts go in one transaction
             raise CorruptData("an object in etcd has a head, and not all of its parts", key=name)
         data = yield from _read_parts(place, name, decode_head(value, name), start, length, any_member)
@@ -155,10 +155,10 @@ def _read_parts(
     for begin in range(first, last + 1, PARTS_AN_ANSWER):
         upto = min(last, begin + PARTS_AN_ANSWER - 1)
         keys = [place.part(name, head.upload, part) for part in range(begin, upto + 1)]
-        found = yield from _get(Get(keys[0], end=just_after(keys[-1]), any_member=any_member))
-        if [row.key for row in found.rows] != keys:
+        page = yield from _get(GetKeys(keys[0], end=just_after(keys[-1]), any_member=any_member))
+        if [row.key for row in page.rows] != keys:
             return None
-        pieces += [row.value for row in found.rows]
+        pieces += [row.value for row in page.rows]
     data, origin = b"".join(pieces), head.begin_of(first)
     if len(data) != head.begin_of(last + 1) - origin:
         raise CorruptData("the parts of an object in etcd do not have the size that its head says", key=name)
@@ -173,12 +173,12 @@ def list_objects(place: Place, prefix: str, after: str, limit: int) -> Procedure
     rows: list[Listed] = []
     more = begin < end
     while more and len(rows) < limit:
-        found = yield from _get(Get(begin, end=end, limit=min(PAGE, limit - len(rows))))
-        for row in found.rows:
+        page = yield from _get(GetKeys(begin, end=end, limit=min(PAGE, limit - len(rows))))
+        for row in page.rows:
             name = row.key[len(heads) :].decode("utf-8", "replace")
             rows.append(Listed(name, decode_head(row.value, name).size))
-        more = found.more and bool(found.rows)
-        begin = just_after(found.rows[-1].key) if more else end
+        more = page.more and bool(page.rows)
+        begin = just_after(page.rows[-1].key) if more else end
     return rows
 
 
@@ -200,15 +200,15 @@ def delete(place: Place, names: Sequence[str]) -> Procedure[None]:
 
 def _delete_some(place: Place, names: Sequence[str]) -> Procedure[list[str]]:
     """Remove at most ``OPERATIONS_MAX`` objects. Returns: those whose transaction was refused."""
-    reply = yield Ask(Txn((), [Get(place.head(name)) for name in names]))
-    assert isinstance(reply, Reply), "what is asked has a reply"
+    reply = yield Ask(Txn((), [GetKeys(place.head(name)) for name in names]))
+    assert isinstance(reply, EtcdReply), "what is asked has a reply"
     groups: list[dict[str, Sequence[bytes]]] = [{}]
     heads: dict[str, bytes] = {}
     operations = 0
-    for name, found in zip(names, reply.found, strict=True):
-        if not found.rows:
+    for name, page in zip(names, reply.pages, strict=True):
+        if not page.rows:
             continue
-        heads[name] = found.rows[0].value
+        heads[name] = page.rows[0].value
         keys = [place.head(name), *place.all_parts(name, decode_head(heads[name], name))]
         operations += len(keys)
         if operations > OPERATIONS_MAX:
@@ -218,8 +218,8 @@ def _delete_some(place: Place, names: Sequence[str]) -> Procedure[list[str]]:
     changed: list[str] = []
     for group in groups if heads else ():
         conditions = [Holds(place.head(name), heads[name]) for name in group]
-        reply = yield Ask(Txn(conditions, [Remove(key) for keys in group.values() for key in keys]))
-        if isinstance(reply, Reply) and not reply.succeeded:
+        reply = yield Ask(Txn(conditions, [RemoveKey(key) for keys in group.values() for key in keys]))
+        if isinstance(reply, EtcdReply) and not reply.succeeded:
             changed += group
     return changed
 
@@ -233,8 +233,8 @@ def sweep(place: Place, seen: Mapping[str, float], now_ms: float) -> Procedure[d
     begin, end, still = place.marks, after_all(place.marks), dict[str, float]()
     more = True
     while more:
-        found = yield from _get(Get(begin, end=end, limit=PAGE))
-        for row in found.rows:
+        page = yield from _get(GetKeys(begin, end=end, limit=PAGE))
+        for row in page.rows:
             upload = row.key[len(place.marks) :].decode("utf-8", "replace")
             since_ms = seen.get(upload, now_ms)
             if now_ms - since_ms < LEFT_AFTER_MS:
@@ -242,12 +242,12 @@ def sweep(place: Place, seen: Mapping[str, float], now_ms: float) -> Procedure[d
                 continue
             name, parts = decode_mark(row.value)
             yield from _remove_upload(place, name, upload, parts)
-        more = found.more and bool(found.rows)
-        begin = just_after(found.rows[-1].key) if more else end
+        more = page.more and bool(page.rows)
+        begin = just_after(page.rows[-1].key) if more else end
     return still
 
 
-def _get(get: Get) -> Procedure[Found]:
+def _get(get: GetKeys) -> Procedure[RowPage]:
     reply = yield Ask(get)
-    assert isinstance(reply, Reply), "what is asked has a reply"
-    return reply.found[0]
+    assert isinstance(reply, EtcdReply), "what is asked has a reply"
+    return reply.pages[0]

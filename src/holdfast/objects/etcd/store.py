@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from holdfast.errors import Unavailable
 from holdfast.objects.etcd import procedures
-from holdfast.objects.etcd.address import parse_url, read_proof
-from holdfast.objects.etcd.channel import Channel
-from holdfast.objects.etcd.cluster import Cluster
+from holdfast.objects.etcd.address import parse_url, read_credentials
+from holdfast.objects.etcd.channel import EtcdChannel
 from holdfast.objects.etcd.layout import Place
+from holdfast.objects.etcd.members import Members
 from holdfast.objects.etcd.procedures import Once, Procedure
 from holdfast.objects.port import CreateAnswer, Listed, require_key
 
@@ -23,9 +23,9 @@ T = TypeVar("T")
 class EtcdStore:
     """The port on one prefix of a cluster."""
 
-    def __init__(self, cluster: Cluster, place: Place, url: str) -> None:
+    def __init__(self, members: Members, place: Place, url: str) -> None:
         self.url = url
-        self._cluster = cluster
+        self._members = members
         self._place = place
         self._seen: Mapping[str, float] = {}
 
@@ -35,10 +35,10 @@ class EtcdStore:
 
         ``spread``: each request begins at the next endpoint. Raises: InvalidRequest, also without the extra ``etcd``.
         """
-        address, proof = parse_url(url), read_proof(os.environ)
+        address, credentials = parse_url(url), read_credentials(os.environ)
         place = Place(address.prefix)
-        connections = [Channel(endpoint, proof) for endpoint in address.endpoints]
-        return cls(Cluster([*connections], address.url, place.heads, spread=spread), place, address.url)
+        connections = [EtcdChannel(endpoint, credentials) for endpoint in address.endpoints]
+        return cls(Members([*connections], address.url, place.heads, spread=spread), place, address.url)
 
     async def create(self, key: str, data: bytes) -> CreateAnswer:
         """As the port says. Cost: one transaction up to 1.25 MiB, and above it one for each 1.25 MiB and one more."""
@@ -67,7 +67,7 @@ class EtcdStore:
 
     async def close(self) -> None:
         """As the port says."""
-        await self._cluster.close()
+        await self._members.close()
 
     async def _run(self, procedure: Procedure[T]) -> T:
         """Carry out the effects of a procedure, one after the other."""
@@ -75,10 +75,10 @@ class EtcdStore:
             effect = next(procedure)
             while True:
                 if isinstance(effect, Once):
-                    effect = procedure.send(await self._cluster.send(effect.txn))
+                    effect = procedure.send(await self._members.send(effect.txn))
                     continue
                 try:
-                    reply = await self._cluster.ask(effect.request)
+                    reply = await self._members.ask(effect.request)
                 except Unavailable as error:
                     effect = procedure.throw(error)
                 else:

@@ -38,7 +38,7 @@ class Malformed(ValueError):
     """An answer is not a message of etcd's API."""
 
 
-class Get(Struct, frozen=True):
+class GetKeys(Struct, frozen=True):
     """Read a key, or with ``end`` the keys from ``key`` to before ``end``, in byte order.
 
     ``limit`` 0 means all. ``any_member``: the member that is asked answers from what it has (``serializable``), which
@@ -51,14 +51,14 @@ class Get(Struct, frozen=True):
     any_member: bool = False
 
 
-class Put(Struct, frozen=True):
+class PutKey(Struct, frozen=True):
     """Set a key."""
 
     key: bytes
     value: bytes
 
 
-class Remove(Struct, frozen=True):
+class RemoveKey(Struct, frozen=True):
     """Remove a key; an absent one is not an error."""
 
     key: bytes
@@ -79,7 +79,7 @@ class Holds(Struct, frozen=True):
 
 
 Condition = Exists | Holds
-Operation = Get | Put | Remove
+Operation = GetKeys | PutKey | RemoveKey
 
 
 class Txn(Struct, frozen=True):
@@ -93,10 +93,10 @@ class Txn(Struct, frozen=True):
     @property
     def writes(self) -> bool:
         """Whether it may change something."""
-        return any(not isinstance(each, Get) for each in (*self.then, *self.otherwise))
+        return any(not isinstance(each, GetKeys) for each in (*self.then, *self.otherwise))
 
 
-Request = Get | Txn
+Request = GetKeys | Txn
 
 
 class Row(Struct, frozen=True):
@@ -106,19 +106,19 @@ class Row(Struct, frozen=True):
     value: bytes
 
 
-class Found(Struct, frozen=True):
-    """What a ``Get`` found. ``more``: its limit left keys out."""
+class RowPage(Struct, frozen=True):
+    """What a ``GetKeys`` found. ``more``: its limit left keys out."""
 
     rows: Sequence[Row] = ()
     more: bool = False
 
 
-class Reply(Struct, frozen=True):
-    """What a cluster answered. ``found``: one for a ``Get``; of a ``Txn`` one for each operation of the branch that was
-    taken, empty for puts and removals. ``succeeded`` is True for a ``Get``."""
+class EtcdReply(Struct, frozen=True):
+    """What a cluster answered. ``pages``: one for a ``GetKeys``; of a ``Txn`` one for each operation of the
+    branch that was taken, empty for puts and removals. ``succeeded`` is True for a ``GetKeys``."""
 
     cluster_id: int
-    found: Sequence[Found]
+    pages: Sequence[RowPage]
     succeeded: bool = True
 
 
@@ -128,10 +128,10 @@ class Reply(Struct, frozen=True):
 def encode_request(request: Request) -> bytes:
     """The message of a request.
 
-    >>> encode_request(Get(b"a", limit=300)).hex(" ")
+    >>> encode_request(GetKeys(b"a", limit=300)).hex(" ")
     '0a 01 61 18 ac 02'
     """
-    if isinstance(request, Get):
+    if isinstance(request, GetKeys):
         return _get(request)
     return b"".join(
         (
@@ -156,15 +156,15 @@ def _condition(condition: Condition) -> bytes:
 
 def _operation(operation: Operation) -> bytes:
     match operation:
-        case Get():
+        case GetKeys():
             return _part(1, _get(operation))
-        case Put(key, value):
+        case PutKey(key, value):
             return _part(2, _part(1, key) + _part(2, value))
-        case Remove(key):
+        case RemoveKey(key):
             return _part(3, _part(1, key))
 
 
-def _get(get: Get) -> bytes:
+def _get(get: GetKeys) -> bytes:
     # etcd takes an empty range_end that is sent for one above all keys, and one that is not sent for none.
     end = _part(2, get.end) if get.end else b""
     return _part(1, get.key) + end + _number(3, get.limit) + _number(7, int(get.any_member))
@@ -192,12 +192,12 @@ def _varint(value: int) -> bytes:
 # -- from bytes --------------------------------------------------------------------------------------------------------
 
 
-def decode_reply(request: Request, data: bytes) -> Reply:
+def decode_reply(request: Request, data: bytes) -> EtcdReply:
     """The answer to ``request``. Raises: Malformed. Cost: O(bytes)."""
-    if isinstance(request, Get):
-        cluster_id, found = _range(data)
-        return Reply(cluster_id, (found,))
-    cluster_id, succeeded, found_each = 0, False, list[Found]()
+    if isinstance(request, GetKeys):
+        cluster_id, page = _range(data)
+        return EtcdReply(cluster_id, (page,))
+    cluster_id, succeeded, pages = 0, False, list[RowPage]()
     for field, value in _fields(data):
         match field, value:
             case 1, bytes():
@@ -208,12 +208,12 @@ def decode_reply(request: Request, data: bytes) -> Reply:
                 ranges = [
                     _range(inner)[1] for which, inner in _fields(value) if which == 1 and isinstance(inner, bytes)
                 ]
-                found_each.append(ranges[-1] if ranges else Found())
+                pages.append(ranges[-1] if ranges else RowPage())
             case _:
                 pass
-    if len(found_each) != len(request.then if succeeded else request.otherwise):
+    if len(pages) != len(request.then if succeeded else request.otherwise):
         raise Malformed("an answer has another number of parts than its request")
-    return Reply(cluster_id, found_each, succeeded)
+    return EtcdReply(cluster_id, pages, succeeded)
 
 
 def decode_token(data: bytes) -> str:
@@ -224,7 +224,7 @@ def decode_token(data: bytes) -> str:
         raise Malformed("an answer to a login has no token") from None
 
 
-def _range(data: bytes) -> tuple[int, Found]:
+def _range(data: bytes) -> tuple[int, RowPage]:
     cluster_id, rows, more = 0, list[Row](), False
     for field, value in _fields(data):
         match field, value:
@@ -236,7 +236,7 @@ def _range(data: bytes) -> tuple[int, Found]:
                 more = value != 0
             case _:
                 pass
-    return cluster_id, Found(rows, more)
+    return cluster_id, RowPage(rows, more)
 
 
 def _row(data: bytes) -> Row:

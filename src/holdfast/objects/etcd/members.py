@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from holdfast.errors import Unavailable
 from holdfast.objects.etcd.failures import CallFailed, Meaning
 from holdfast.objects.etcd.procedures import NoReply
-from holdfast.objects.etcd.wire import Get, Malformed, Reply, Request, Txn, decode_reply
+from holdfast.objects.etcd.wire import EtcdReply, GetKeys, Malformed, Request, Txn, decode_reply
 from holdfast.objects.port import StoreDenies
 
 HEDGE_SECONDS: Final = 0.3
@@ -39,7 +39,7 @@ class Connected(Protocol):
         ...
 
 
-class Cluster:
+class Members:
     """The members that ``connections`` lead to. ``probe_key``: a key that the user may read.
 
     ``spread``: each request begins at the next member; otherwise at the one that answered last.
@@ -49,12 +49,12 @@ class Cluster:
         assert connections, "a cluster has a member"
         self._members = connections
         self._url = url
-        self._look = Get(probe_key, limit=1)
+        self._look = GetKeys(probe_key, limit=1)
         self._spread = spread
         self._preferred = 0
         self._cluster_id: int | None = None
 
-    async def send(self, txn: Txn) -> Reply | NoReply:
+    async def send(self, txn: Txn) -> EtcdReply | NoReply:
         """Send a transaction to the first member that can be proved, once."""
         failures: list[CallFailed] = []
         for member in self._in_order():
@@ -71,18 +71,18 @@ class Cluster:
                 return NoReply(failure.detail, final=failure.meaning.is_final)
         return NoReply(_details(failures), final=_are_final(failures))
 
-    async def ask(self, request: Request) -> Reply:
+    async def ask(self, request: Request) -> EtcdReply:
         """Send a request until a member replies. Raises: Unavailable."""
         waiting, failures = self._in_order(), list[CallFailed]()
-        running: set[asyncio.Task[Reply | CallFailed]] = set()
+        running: set[asyncio.Task[EtcdReply | CallFailed]] = set()
         try:
             while waiting or running:
                 if waiting:
                     running.add(asyncio.create_task(self._try(waiting.pop(0), request)))
-                patience = HEDGE_SECONDS if waiting and isinstance(request, Get) else None
+                patience = HEDGE_SECONDS if waiting and isinstance(request, GetKeys) else None
                 done, running = await asyncio.wait(running, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    if isinstance(result := task.result(), Reply):
+                    if isinstance(result := task.result(), EtcdReply):
                         return result
                     failures.append(result)
                     if result.meaning.is_final:
@@ -104,7 +104,7 @@ class Cluster:
             self._preferred = (first + 1) % len(self._members)
         return self._members[first:] + self._members[:first]
 
-    async def _try(self, member: Connected, request: Request) -> Reply | CallFailed:
+    async def _try(self, member: Connected, request: Request) -> EtcdReply | CallFailed:
         try:
             if isinstance(request, Txn) and request.writes:
                 await self._prove(member)
@@ -117,7 +117,7 @@ class Cluster:
             await self._exchange(member, self._look)
             member.is_proved = True
 
-    async def _exchange(self, member: Connected, request: Request) -> Reply:
+    async def _exchange(self, member: Connected, request: Request) -> EtcdReply:
         """The member's reply. Raises: CallFailed."""
         try:
             reply = decode_reply(request, await member.call(request))

@@ -8,23 +8,23 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.errors import Unavailable
-from holdfast.objects.etcd import cluster as module
-from holdfast.objects.etcd.cluster import Cluster
+from holdfast.objects.etcd import members as module
 from holdfast.objects.etcd.failures import CallFailed, Meaning
+from holdfast.objects.etcd.members import Members
 from holdfast.objects.etcd.procedures import NoReply
-from holdfast.objects.etcd.wire import Get, Put, Remove, Reply, Request, Txn
+from holdfast.objects.etcd.wire import EtcdReply, GetKeys, PutKey, RemoveKey, Request, Txn
 from holdfast.objects.port import StoreDenies
 
-CREATE = Txn((), (Put(b"log/o/a", b"1"),))
-REMOVAL = Txn((), (Remove(b"log/o/a"),))
-READ = Get(b"log/o/a", any_member=True)
-PROOF = Get(b"log/o/", limit=1)
+CREATE = Txn((), (PutKey(b"log/o/a", b"1"),))
+REMOVAL = Txn((), (RemoveKey(b"log/o/a"),))
+READ = GetKeys(b"log/o/a", any_member=True)
+PROOF = GetKeys(b"log/o/", limit=1)
 
 
 def answer_of(request: Request, cluster_id: int) -> bytes:
     """An answer that found nothing."""
     header = b"\x0a\x02\x08" + bytes((cluster_id,))
-    return header if isinstance(request, Get) else header + b"\x10\x01" + b"\x1a\x02\x12\x00" * len(request.then)
+    return header if isinstance(request, GetKeys) else header + b"\x10\x01" + b"\x1a\x02\x12\x00" * len(request.then)
 
 
 class Member:
@@ -51,8 +51,8 @@ class Member:
         """Nothing to do."""
 
 
-def cluster_of(*members: Member, spread: bool = False) -> Cluster:
-    return Cluster([*members], "etcd://a:1/log", b"log/o/", spread=spread)
+def cluster_of(*members: Member, spread: bool = False) -> Members:
+    return Members([*members], "etcd://a:1/log", b"log/o/", spread=spread)
 
 
 def fails(meaning: Meaning) -> Callable[[Request], Meaning | None]:
@@ -70,8 +70,8 @@ def test_a_transaction_goes_to_one_proved_member_once_and_a_failure_ends_it() ->
         assert await cluster.send(CREATE) == NoReply("NO_ANSWER")
         assert first.got == [PROOF, CREATE]
         assert second.got == []
-        assert isinstance(await cluster.send(CREATE), Reply), "the next attempt begins at the next member"
-        assert isinstance(await cluster.send(CREATE), Reply)
+        assert isinstance(await cluster.send(CREATE), EtcdReply), "the next attempt begins at the next member"
+        assert isinstance(await cluster.send(CREATE), EtcdReply)
         assert second.got == [PROOF, CREATE, CREATE]
         assert first.got == [PROOF, CREATE]
 
@@ -81,7 +81,7 @@ def test_a_transaction_goes_to_one_proved_member_once_and_a_failure_ends_it() ->
 def test_a_member_that_cannot_be_proved_gets_no_transaction() -> None:
     async def scenario() -> None:
         first, second = Member(fails(Meaning.NO_ANSWER)), Member()
-        assert isinstance(await cluster_of(first, second).send(CREATE), Reply)
+        assert isinstance(await cluster_of(first, second).send(CREATE), EtcdReply)
         assert first.got == [PROOF]
         first = Member(fails(Meaning.NO_ANSWER))
         assert await cluster_of(first).send(CREATE) == NoReply("NO_ANSWER", final=False)
@@ -157,7 +157,7 @@ def test_a_login_that_is_asked_for_is_unknown_to_a_create_and_another_member_to_
         cluster = cluster_of(first, second)
         assert await cluster.send(CREATE) == NoReply("LOG_IN_AGAIN", final=False)
         first.behaves = fails(Meaning.LOG_IN_AGAIN)
-        assert isinstance(await cluster_of(first, second).ask(READ), Reply)
+        assert isinstance(await cluster_of(first, second).ask(READ), EtcdReply)
 
     asyncio.run(scenario())
 
@@ -168,7 +168,7 @@ def test_a_read_goes_to_the_second_member_when_the_first_is_silent_and_a_removal
     async def scenario() -> None:
         first, second = Member(), Member()
         first.is_silent = True
-        assert isinstance(await cluster_of(first, second).ask(READ), Reply)
+        assert isinstance(await cluster_of(first, second).ask(READ), EtcdReply)
         assert (first.got, second.got) == ([READ], [READ])
         first.is_proved = True
         asked = asyncio.create_task(cluster_of(first, second).ask(REMOVAL))
