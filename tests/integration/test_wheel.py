@@ -20,7 +20,6 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 CLIENT: Final = "pip install 'holdfastdb[client]'"
 SERVER: Final = "pip install 'holdfastdb[server]'"
 SPARK: Final = "pip install 'holdfastdb[spark]'"
-ETCD: Final = "pip install 'holdfastdb[etcd]'"
 CLIENT_NAMES: Final = (
     *("Client", "ClientOptions", "StoreClient", "View"),
     *(
@@ -57,7 +56,6 @@ NEEDS: Final = {
     "from holdfast.spark import Latest": SPARK,
     "from holdfast.spark.bulk.load import load_requests": SPARK,
     "import pyspark_holdfast": SPARK,
-    "import holdfast.objects.etcd.channel": ETCD,
 }
 COMMANDS: Final = {
     "get k": CLIENT,

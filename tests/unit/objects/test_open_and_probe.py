@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import sys
 from pathlib import Path
 from random import Random
 
@@ -11,6 +12,7 @@ import pytest
 from tests.faulty_store import FaultRates, FaultyStore
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
+from holdfast.extras import MissingExtra
 from holdfast.objects.directory.store import DirectoryStore
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.open import open_store
@@ -55,6 +57,15 @@ def test_what_is_no_store_url_is_refused(url: str) -> None:
         open_store(url)
     assert caught.value.code == Code.BAD_CONFIGURATION
     assert caught.value.hint
+
+
+def test_a_store_on_etcd_without_its_extra_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    for name in ("channel", "store"):
+        monkeypatch.delitem(sys.modules, f"holdfast.objects.etcd.{name}", raising=False)
+    with pytest.raises(MissingExtra) as caught:
+        open_store("etcd://a:2379/log")
+    assert caught.value.hint == "pip install 'holdfastdb[etcd]'"
 
 
 class Overwriting(MemoryStore):

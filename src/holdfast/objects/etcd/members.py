@@ -27,8 +27,14 @@ class Connected(Protocol):
     """A connection to one endpoint, that connects again by itself."""
 
     endpoint: str
-    is_proved: bool
-    """Set by the cluster; the connection clears it when it ends."""
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether ``Members`` has set this since the connection began."""
+        ...
+
+    @is_proved.setter
+    def is_proved(self, value: bool) -> None: ...
 
     async def call(self, request: Request) -> bytes:
         """Send a request once, and return the bytes of the answer. Raises: CallFailed."""
