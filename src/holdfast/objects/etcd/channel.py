@@ -69,8 +69,10 @@ class EtcdChannel:
         try:
             return await self._call(RANGE if isinstance(request, GetKeys) else TXN, encode_request(request))
         except CallFailed as failure:
-            if failure.meaning is Meaning.LOG_IN_AGAIN:
+            # A cluster that asks for users since this login denies a call without a token.
+            if failure.meaning is Meaning.LOG_IN_AGAIN or (self._token == "" and failure.meaning is Meaning.DENIED):
                 self._token = None
+                raise CallFailed(Meaning.LOG_IN_AGAIN, failure.detail) from failure
             raise
 
     def _notice_end(self) -> None:
