@@ -224,10 +224,10 @@ def _delete_some(place: Place, names: Sequence[str]) -> Procedure[list[str]]:
     return changed
 
 
-def sweep(place: Place, seen: Mapping[str, float], now_ms: float) -> Procedure[dict[str, float]]:
+def sweep(place: Place, since: Mapping[str, float], now_ms: float) -> Procedure[dict[str, float]]:
     """Remove the parts of uploads that have had no head for ``LEFT_AFTER_MS``.
 
-    ``seen``: what the sweep before returned: when each upload was first seen. ``now_ms`` is by the boot clock, because
+    ``since``: what the sweep before returned: when each upload was first seen. ``now_ms`` is by the boot clock, because
     etcd stores no times. A new leader begins with nothing seen. Raises: CorruptData, Unavailable.
     """
     begin, end, still = place.marks, after_all(place.marks), dict[str, float]()
@@ -236,7 +236,7 @@ def sweep(place: Place, seen: Mapping[str, float], now_ms: float) -> Procedure[d
         page = yield from _get(GetKeys(begin, end=end, limit=PAGE))
         for row in page.rows:
             upload = row.key[len(place.marks) :].decode("utf-8", "replace")
-            since_ms = seen.get(upload, now_ms)
+            since_ms = since.get(upload, now_ms)
             if now_ms - since_ms < LEFT_AFTER_MS:
                 still[upload] = since_ms
                 continue

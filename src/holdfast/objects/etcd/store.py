@@ -27,7 +27,7 @@ class EtcdStore:
         self.url = url
         self._members = members
         self._place = place
-        self._seen: Mapping[str, float] = {}
+        self._since: Mapping[str, float] = {}
 
     @classmethod
     def open(cls, url: str, *, spread: bool = False) -> EtcdStore:
@@ -63,7 +63,7 @@ class EtcdStore:
         ``now_ms`` by the boot clock. For the leader of the log, every few minutes: without it, such parts stay.
         Raises: Unavailable, CorruptData.
         """
-        self._seen = await self._run(procedures.sweep(self._place, self._seen, now_ms))
+        self._since = await self._run(procedures.sweep(self._place, self._since, now_ms))
 
     async def close(self) -> None:
         """As the port says."""
