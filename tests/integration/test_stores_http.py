@@ -17,13 +17,17 @@ from prometheus_client import CollectorRegistry
 from tests.integration.http_harness import request, run, until
 from tests.integration.stores_harness import JSON, MSGPACK, bodies, stores_serving, text64
 
+from holdfast.errors import LimitExceeded
 from holdfast.server.http.auth import Role
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.stores import operations as operations_module
 from holdfast.server.stores.figures import Statistics
 from holdfast.server.stores.hosting import StoreHost
+from holdfast.server.stores.opening import _put_in_force
 from holdfast.server.stores.operations import POLL_MESSAGES_MAX
 from holdfast.server.stores.store_metrics import store_metrics
+from holdfast.stores.definitions import parts
+from holdfast.stores.definitions.cluster import definition_of
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.index import Index, IndexChanges
 from holdfast.stores.storage.log import MessageLog
@@ -106,6 +110,22 @@ def test_ranges_that_are_none_or_too_long_are_refused_and_settle_nothing(
                 "acknowledged": 3,
                 "stale": [4, 5, 6, 7, 8, 9],
             }
+
+    run(scenario)
+
+
+def test_a_change_of_the_definition_that_is_too_large_for_a_log_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            monkeypatch.setattr(parts, "CHANGE_BYTES_MAX", 500)
+            notes = {"description": "x" * 500}
+            refused = await stores.ask("PUT", "/v1/stores/orders", notes)
+            assert (refused.status, refused.json["error"]["code"]) == (413, "too_large")
+            assert (await stores.ask("GET", "/v1/stores/orders")).status == 404
+            with pytest.raises(LimitExceeded):
+                await _put_in_force(stores.opened.service, definition_of({"stores": {"orders": notes}}), "file")
 
     run(scenario)
 

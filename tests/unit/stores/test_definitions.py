@@ -8,7 +8,7 @@ from dataclasses import fields
 
 import pytest
 
-from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.errors import Code, InvalidRequest, LimitExceeded, NotFound
 from holdfast.stores.definitions.changes import with_part, without_store
 from holdfast.stores.definitions.cluster import (
     BUILT_IN_TEMPLATES,
@@ -21,9 +21,16 @@ from holdfast.stores.definitions.cluster import (
     durable_of,
     parse_definition,
 )
-from holdfast.stores.definitions.parts import changed_paths, check_change, differences, keep_sections
+from holdfast.stores.definitions.parts import (
+    changed_paths,
+    check_change,
+    differences,
+    keep_sections,
+    require_size,
+)
 from holdfast.stores.definitions.reader import check_name
 from holdfast.stores.matching import Matcher
+from holdfast.stores.values.commands import Part
 
 KI, MI, GI = 1 << 10, 1 << 20, 1 << 30
 
@@ -475,3 +482,11 @@ def test_each_python_accepts_the_same_names_whatever_unicode_it_has() -> None:
     for name in ("\ua7ae", "\u1e9e"):
         with pytest.raises(InvalidRequest, match=r"Unicode 3\.2"):
             check_name("store", name)
+
+
+def test_a_change_above_sixteen_mebibytes_is_refused_before_it_is_recorded() -> None:
+    half = Part(("cluster",), bytes(8 << 20))
+    require_size([half, half])
+    with pytest.raises(LimitExceeded, match="too large") as caught:
+        require_size([half, half, Part(("permissions",), b"{")])
+    assert caught.value.code is Code.TOO_LARGE

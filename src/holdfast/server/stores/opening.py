@@ -25,7 +25,7 @@ from holdfast.server.stores.in_log import CheckpointSchedule, LocalCopy, open_in
 from holdfast.settings import StoresSettings
 from holdfast.stores.clock import StoreClock
 from holdfast.stores.definitions.cluster import ClusterDefinition, StoreDefinition, definition_of
-from holdfast.stores.definitions.parts import differences, keep_sections, parts_between
+from holdfast.stores.definitions.parts import differences, keep_sections, parts_between, require_size
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import Redefine
 
@@ -200,7 +200,7 @@ class Opening:
 
 
 async def _put_in_force(service: StoreService, wanted: ClusterDefinition, author: str) -> None:
-    """Apply a definition. Raises: InvalidRequest (``deletes_messages``) when it would delete messages."""
+    """Apply a definition. Raises: LimitExceeded, InvalidRequest (``deletes_messages``) if it would delete messages."""
     state = service.state
     wanted = keep_sections(state.definition, wanted)
     changes = differences(state.definition, wanted)
@@ -208,6 +208,7 @@ async def _put_in_force(service: StoreService, wanted: ClusterDefinition, author
         return
     revision = state.revision + 1
     parts = parts_between(state.definition, wanted)
+    require_size(parts)
     try:
         await service.submit(Redefine(0, parts, revision, author))
     except Conflict as error:

@@ -30,7 +30,7 @@ from typing import Final, cast
 
 import msgspec
 
-from holdfast.errors import Code, InvalidRequest
+from holdfast.errors import Code, InvalidRequest, LimitExceeded
 from holdfast.stores.definitions.cluster import (
     SECTIONS,
     ClusterDefinition,
@@ -54,6 +54,8 @@ from holdfast.wire.formats import UNDECODABLE, decode_each_once
 Path = tuple[str, ...]
 DURABLES: Final = "durables"
 TEMPLATES: Final = "templates"
+CHANGE_BYTES_MAX: Final = 16 << 20
+"""A change is one record of a log that has stores, and some stores refuse larger objects for good."""
 
 
 def with_parts(definition: ClusterDefinition, parts: Iterable[DefinitionPart]) -> ClusterDefinition:
@@ -300,6 +302,18 @@ def _differences(path: str, before: object, after: object) -> Iterator[Differenc
             yield Difference(full_path, None, new[name])
         else:
             yield from _differences(full_path, old[name], new[name])
+
+
+def require_size(parts: Iterable[Part]) -> None:
+    """Return unless these parts are too large for one record of a log. Raises: LimitExceeded."""
+    size = sum(len(part.document) for part in parts)
+    if size > CHANGE_BYTES_MAX:
+        raise LimitExceeded(
+            "the change of the definition is too large",
+            hint="send the stores in several definitions",
+            bytes=size,
+            max=CHANGE_BYTES_MAX,
+        )
 
 
 def keep_sections(current: ClusterDefinition, wanted: ClusterDefinition) -> ClusterDefinition:

@@ -20,6 +20,7 @@ from holdfast.stores.definitions.parts import (
     full_parts,
     new_dead_letters,
     parts_between,
+    require_size,
     with_parts,
 )
 from holdfast.stores.definitions.permissions import Right
@@ -54,6 +55,7 @@ async def define(
     parts = _parts_allowed(call, in_force.definition, change)
     if not parts and in_force.revision:
         return in_force.revision
+    require_size(parts)
     author = opened.access.user_of(call.call.authorization) or ""
     revision = in_force.revision + 1
     before = in_force.definition.permissions.enabled
