@@ -46,6 +46,10 @@ $(STAMPS)/java: $(STAMPS)/venv
 s3-packages:
 	@scripts/setup.sh s3
 
+.PHONY: etcd
+etcd:
+	@scripts/setup.sh etcd
+
 .PHONY: browser
 browser:
 	@scripts/setup.sh browser
@@ -59,15 +63,16 @@ serve: $(STAMPS)/venv
 	@exec $(BIN)/holdfast serve $(SERVE_FLAGS)
 
 # The tests without the mark `matrix`, with small numbers: one small case for each promise.
-test: $(STAMPS)/venv $(STAMPS)/java s3-packages browser
+test: $(STAMPS)/venv $(STAMPS)/java s3-packages etcd browser
 	@HOLDFAST_SMALL=1 JAVA_HOME=$$(cat $(STAMPS)/java) $(BIN)/python scripts/run_tests.py $(LANES) -- -m "not matrix" $(TEST_FLAGS)
 
-test-all: $(STAMPS)/venv $(STAMPS)/java s3-packages browser
+test-all: $(STAMPS)/venv $(STAMPS)/java s3-packages etcd browser
 	@JAVA_HOME=$$(cat $(STAMPS)/java) $(BIN)/python scripts/run_tests.py $(LANES) -- $(TEST_FLAGS)
 
 # Large numbers; proof.json is written by tests/conftest.py at the end, also when something failed; Spark's run joins it.
 prove: $(STAMPS)/venv $(STAMPS)/java
 	@CI=true scripts/setup.sh s3
+	@CI=true scripts/setup.sh etcd
 	@CI=true scripts/setup.sh azure
 	@CI=true scripts/setup.sh browser
 	@rm -f proof.json

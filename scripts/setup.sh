@@ -4,6 +4,7 @@
 #   scripts/setup.sh venv    a virtual environment in .venv with exactly what requirements/dev.txt locks
 #   scripts/setup.sh java    a Java 17 runtime for Spark: JAVA_HOME, the path, /usr/lib/jvm, else Debian's package
 #   scripts/setup.sh s3      the Ceph packages from which the tests start a real S3 server
+#   scripts/setup.sh etcd    etcd's server, of which the tests start clusters on this machine
 #   scripts/setup.sh browser Debian's Chromium, which the tests of the console drive
 #   scripts/setup.sh azure   Azurite in .venv/azurite, the emulator of Azure Blob Storage (make prove needs it)
 #
@@ -114,6 +115,18 @@ setup_s3() {
     [ "${CI:-}" != true ] || { say "CI=true: a lane that cannot run is a failure"; exit 1; }
 }
 
+# Debian 12 and Ubuntu call the package etcd-server; in older releases etcd has the server, too. A service that the
+# package would start is not wanted: the tests start members of their own.
+setup_etcd() {
+    command -v etcd >/dev/null 2>&1 && return 0
+    if apt_install etcd-server || apt_install etcd; then
+        as_root systemctl disable --now etcd >/dev/null 2>&1 || true
+        command -v etcd >/dev/null 2>&1 && return 0
+    fi
+    say "the store on etcd cannot be tested, etcd is not installed (apt install etcd-server)"
+    [ "${CI:-}" != true ] || { say "CI=true: a lane that cannot run is a failure"; exit 1; }
+}
+
 setup_browser() {
     command -v chromium >/dev/null 2>&1 && return 0
     if apt_install chromium fonts-dejavu-core; then return 0; fi
@@ -136,7 +149,8 @@ case "${1:-}" in
     venv) setup_venv ;;
     java) setup_java ;;
     s3) setup_s3 ;;
+    etcd) setup_etcd ;;
     browser) setup_browser ;;
     azure) setup_azure ;;
-    *) say "usage: scripts/setup.sh venv|java|s3|browser|azure"; exit 2 ;;
+    *) say "usage: scripts/setup.sh venv|java|s3|etcd|browser|azure"; exit 2 ;;
 esac

@@ -29,7 +29,7 @@ def require_etcd() -> None:
     """Skip, or fail where the lane must run, when etcd is not installed."""
     if shutil.which("etcd") is not None:
         return
-    reason = "the etcd lane needs etcd: apt-get install --no-install-recommends etcd-server"
+    reason = "the etcd lane needs etcd: scripts/setup.sh etcd (apt install etcd-server)"
     if os.environ.get("CI", "").lower() in ("1", "true") or os.environ.get("HOLDFAST_PROVE") == "1":
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
