@@ -30,8 +30,9 @@ Source = Literal["default", "file", "env", "flag"]
 T = TypeVar("T")
 MEBI: Final = 1 << 20
 ADDRESS_BYTES_MAX: Final = 256
-ETCD_REQUEST_BYTES_MAX: Final = 24 << 20
 """The header of a batch has this much room for an address."""
+ETCD_REQUEST_BYTES_MAX: Final = 24 << 20
+"""A batch of one request stays far below the largest object on etcd."""
 CONFIGURATION_FILES: Final = ("holdfast.toml", *(f"holdfast{ending}" for ending in YAML_ENDINGS))
 """The files looked for in the working directory. Two of them are an error."""
 ENVIRONMENT_PREFIX: Final = "HOLDFAST_"
@@ -381,7 +382,7 @@ class LeaderSettings:
 
     sign_interval_ms: Annotated[float, Key(_number(50, 600_000), None,
         "50 to 600,000; how often an idle leader shows that it lives",
-        depends="2,000 for file: and memory:, otherwise 10,000")]
+        depends="2,000 for file: and memory:, 1,000 for etcd:, otherwise 10,000")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ UNIX: Final = "unix:"
 LOOPBACK: Final = (UNIX, "127.", "localhost:", "[::1]:")
 """How the addresses begin that lead nowhere but to their own machine."""
 SIGN_INTERVAL_LOCAL_MS: Final = 2_000.0
+SIGN_INTERVAL_ETCD_MS: Final = 1_000.0
 SIGN_INTERVAL_REMOTE_MS: Final = 10_000.0
 SLOT_DIGITS: Final = 20
 VERSION_MAX: Final = 2**53 - 1
@@ -91,9 +92,11 @@ def parse_position(text: str) -> LogPosition | None:
 def sign_interval_ms(scheme: str) -> float:
     """How often an idle leader shows that it lives, unless configured: often where it costs nothing.
 
-    >>> sign_interval_ms("file"), sign_interval_ms("s3")
-    (2000.0, 10000.0)
+    >>> sign_interval_ms("file"), sign_interval_ms("etcd"), sign_interval_ms("s3")
+    (2000.0, 1000.0, 10000.0)
     """
+    if scheme == "etcd":
+        return SIGN_INTERVAL_ETCD_MS
     return SIGN_INTERVAL_LOCAL_MS if scheme in ("file", "memory") else SIGN_INTERVAL_REMOTE_MS
 
 
