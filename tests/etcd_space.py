@@ -13,6 +13,7 @@ from holdfast.objects.etcd.wire import (
     Request,
     Row,
     RowPage,
+    Txn,
 )
 
 OPERATIONS_MAX = 128
@@ -65,3 +66,21 @@ class EtcdSpace:
         within = (lambda key: get.key <= key < get.end) if get.end else (lambda key: key == get.key)
         rows = [Row(key, state[key]) for key in sorted(state) if within(key)]
         return RowPage(rows[: get.limit or None], more=0 < get.limit < len(rows))
+
+
+class SpaceMembers:
+    """``Members`` over one key space in memory: every request gets its reply."""
+
+    cluster_id = CLUSTER_ID
+
+    def __init__(self, space: EtcdSpace) -> None:
+        self._space = space
+
+    async def send(self, txn: Txn) -> EtcdReply:
+        return self._space.carry_out(txn)
+
+    async def ask(self, request: Request) -> EtcdReply:
+        return self._space.carry_out(request)
+
+    async def close(self) -> None:
+        """Nothing is held."""

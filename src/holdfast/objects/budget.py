@@ -57,6 +57,15 @@ class TimeLimited:
         """As the port says."""
         await self._within(self._store.delete(*keys), "delete", keys[0])
 
+    @property
+    def cluster_id(self) -> str | None:
+        """As the port says."""
+        return self._store.cluster_id
+
+    async def remove_leftovers(self, now_ms: float) -> None:
+        """As the port says. It has many requests, each with a limit of its own."""
+        await self._store.remove_leftovers(now_ms)
+
     async def close(self) -> None:
         """As the port says."""
         await self._store.close()
@@ -192,6 +201,16 @@ class BudgetedStore:
     async def delete(self, *keys: str) -> None:
         """As the port says."""
         await self._once(self.metrics.delete, lambda: self._store.delete(*keys), lambda _: 0)
+
+    @property
+    def cluster_id(self) -> str | None:
+        """As the port says."""
+        return self._store.cluster_id
+
+    async def remove_leftovers(self, now_ms: float) -> None:
+        """As the port says, on one connection, uncounted: it is not a request of one kind."""
+        async with self._others:
+            await self._store.remove_leftovers(now_ms)
 
     async def close(self) -> None:
         """As the port says."""

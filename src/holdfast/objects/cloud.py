@@ -22,7 +22,16 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.endpoint import s3_endpoint
-from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, StoreDenies, Unknown, require_key
+from holdfast.objects.port import (
+    CREATED,
+    CreateAnswer,
+    Listed,
+    Refused,
+    StoreDenies,
+    Unknown,
+    WithoutLeftovers,
+    require_key,
+)
 from holdfast.values import GivenTwice, pairs_once
 
 if TYPE_CHECKING:
@@ -67,7 +76,7 @@ def _detail(error: BaseException) -> str:
     return (text or type(error).__name__)[:DETAIL_LENGTH_MAX]
 
 
-class CloudStore:
+class CloudStore(WithoutLeftovers):
     """The port on one bucket and prefix."""
 
     def __init__(

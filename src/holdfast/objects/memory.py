@@ -6,7 +6,7 @@ import builtins
 from bisect import bisect_left, bisect_right, insort
 
 from holdfast.errors import NotFound
-from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, require_key
+from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, WithoutLeftovers, require_key
 
 
 class MemoryObjects:
@@ -67,7 +67,7 @@ class MemoryObjects:
         assert self._keys == sorted(self._data), "the sorted keys are the keys of the objects"
 
 
-class MemoryStore:
+class MemoryStore(WithoutLeftovers):
     """The port on one ``MemoryObjects``. Several stores may share one, as several processes share a bucket."""
 
     def __init__(self, objects: MemoryObjects | None = None, *, url: str = "memory:") -> None:

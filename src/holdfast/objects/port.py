@@ -89,6 +89,14 @@ class ObjectStore(ObjectReader, Protocol):
         """Where this is, without secrets, for people."""
         ...
 
+    @property
+    def cluster_id(self) -> str | None:
+        """Which servers hold this, by their own word, where others may take their place under the same URL.
+
+        None where the URL is enough, and before the first answer.
+        """
+        ...
+
     async def create(self, key: str, data: bytes) -> CreateAnswer:
         """Create ``key`` if it is absent, durably. Never raises for a failure of the store.
 
@@ -110,6 +118,23 @@ class ObjectStore(ObjectReader, Protocol):
         Raises: Unavailable; then any of them may be removed.
         """
         ...
+
+    async def remove_leftovers(self, now_ms: float) -> None:
+        """Remove what creates that ended without an answer have left here, which is neither listed nor read.
+
+        For the leader of a log, every minute; ``now_ms`` by the boot clock. Nothing is done where a create leaves
+        nothing. Raises: Unavailable, CorruptData.
+        """
+        ...
+
+
+class WithoutLeftovers:
+    """The parts of a store whose create is one request, and which its URL alone names."""
+
+    cluster_id: str | None = None
+
+    async def remove_leftovers(self, now_ms: float) -> None:
+        """As the port says."""
 
 
 def require_key(key: str) -> str:

@@ -127,6 +127,15 @@ class RetryingStore(RetryingReader[ObjectStore]):
         """As the port says, with one request."""
         return await self._store.create(key, data)
 
+    @property
+    def cluster_id(self) -> str | None:
+        """As the port says."""
+        return self._store.cluster_id
+
+    async def remove_leftovers(self, now_ms: float) -> None:
+        """As the port says, without retries: a later call does what this one could not."""
+        await self._store.remove_leftovers(now_ms)
+
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
         """As the port says, after the retries."""
         return await self._repeat(self.metrics.list, lambda: self._store.list(prefix, after=after, limit=limit))

@@ -193,11 +193,19 @@ class Truncator:
             except HoldfastError as error:
                 log.warning("retention_waits", error=str(error))
             self._looked.set()
+            await self._remove_leftovers()
             try:
                 async with asyncio.timeout(self._options.check_seconds):
                     await self._now.wait()
             except TimeoutError:
                 pass
+
+    async def _remove_leftovers(self) -> None:
+        """After a look, so that a store which refuses this holds back no truncation."""
+        try:
+            await self._store.remove_leftovers(self._clock().boot_ms)
+        except HoldfastError as error:
+            log.warning("leftovers_stay", error=str(error))
 
     async def change(self, change: Change, author: str) -> Generation:
         """Make a change of the policies durable. Raises: as ``Generations.change``."""

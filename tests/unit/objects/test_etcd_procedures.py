@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from types import ModuleType
@@ -22,6 +22,7 @@ from holdfast.objects.port import Created, Listed, Refused, Unknown
 PLACE = Place("log")
 KEPT = tuple(f"batches/{number}" for number in range(9))
 PASSING = ("probe/1", "snapshots/1")
+SWEEPERS = ("leader", "deposed")
 SIZES = (0, 3, 8, 9, 21, 40)
 SEEDS = 5_000 if os.environ.get("HOLDFAST_PROVE") == "1" else 150
 STEPS = 120
@@ -59,7 +60,7 @@ class World:
     late: list[Request] = field(default_factory=list)
     bodies: dict[str, bytes] = field(default_factory=dict)
     created: dict[str, str] = field(default_factory=dict)
-    seen: dict[str, float] = field(default_factory=dict)
+    seen: dict[str, Mapping[str, float]] = field(default_factory=dict)
     now_ms: float = 0.0
     sweeps: float = 0.0
     names: tuple[str, ...] = ()
@@ -76,7 +77,8 @@ class World:
             self.space.carry_out(request)
             self.check()
         self.late.clear()
-        for _ in range(3):
+        self.seen.clear()
+        for _ in range(20):
             self.now_ms += module.LEFT_AFTER_MS
             self.begin_sweep()
             while self.calls:
@@ -112,8 +114,10 @@ class World:
         self.begin(call)
 
     def begin_sweep(self) -> None:
-        if not any(call.what == "sweep" for call in self.calls):
-            self.begin(Call("sweep", "", self.module.sweep(PLACE, self.seen, self.now_ms)))
+        sweeper = self.random.choice(SWEEPERS)
+        if not any((call.what, call.name) == ("sweep", sweeper) for call in self.calls):
+            seen = self.seen.get(sweeper, {})
+            self.begin(Call("sweep", sweeper, self.module.sweep(PLACE, seen, self.now_ms)))
 
     def begin(self, call: Call) -> None:
         self.calls.append(call)
@@ -163,8 +167,8 @@ class World:
                 assert result in self.bodies.values(), "a read returns bytes that no create sent"
                 if call.name in self.created:
                     assert result == self.bodies[self.created[call.name]], "an acknowledged object has other bytes"
-            case "sweep", dict():
-                self.seen = result
+            case "sweep", self.module.SweepEnd(since=since):
+                self.seen[call.name] = since
 
     def is_there(self, name: str) -> bool:
         return PLACE.head(name) in self.space.now
@@ -283,7 +287,7 @@ def create_that_was_swept(code: ModuleType) -> object:
     effect = next(create)
     while PLACE.part("batches/1", "0" * 32, 1) not in space.now:
         effect = create.send(space.carry_out(effect.txn))
-    seen = answered(module.sweep(PLACE, {}, 0.0), space)[0]
+    seen = answered(module.sweep(PLACE, {}, 0.0), space)[0].since
     answered(module.sweep(PLACE, seen, module.LEFT_AFTER_MS), space)
     effect = create.send(space.carry_out(effect.txn))
     with pytest.raises(StopIteration) as end:
@@ -342,11 +346,35 @@ def test_a_sweep_takes_parts_without_a_head_fifteen_minutes_after_one_first_saw_
     create = module.create(PLACE, "batches/1", bytes(40), "0" * 32)
     space.carry_out(next(create).txn)
     minute = 60_000.0
-    seen = answered(module.sweep(PLACE, {}, 5 * minute), space)[0]
-    seen = answered(module.sweep(PLACE, seen, 19.9 * minute), space)[0]
+    seen = answered(module.sweep(PLACE, {}, 5 * minute), space)[0].since
+    seen = answered(module.sweep(PLACE, seen, 19.9 * minute), space)[0].since
     assert len(space.now) == 2
     assert seen == {"0" * 32: 5 * minute}
-    assert answered(module.sweep(PLACE, seen, 20 * minute), space)[0] == {}
+    assert answered(module.sweep(PLACE, seen, 20 * minute), space)[0] == module.SweepEnd({})
+    assert space.now == {}
+
+
+def test_a_mark_that_cannot_be_read_is_reported_and_holds_nothing_back() -> None:
+    space = EtcdSpace()
+    space.carry_out(module.Txn((), [module.PutKey(PLACE.mark("0" * 32), b"not a mark")]))
+    space.carry_out(next(module.create(PLACE, "batches/1", bytes(40), "1" * 32)).txn)
+    seen = answered(module.sweep(PLACE, {}, 0.0), space)[0].since
+    end = answered(module.sweep(PLACE, seen, module.LEFT_AFTER_MS), space)[0]
+    assert isinstance(end.damage, CorruptData)
+    assert list(space.now) == [PLACE.mark("0" * 32)]
+
+
+def test_one_sweep_removes_a_bounded_number_of_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SWEPT_MAX", 3)
+    space = EtcdSpace()
+    for number in range(7):
+        space.carry_out(next(module.create(PLACE, "batches/1", bytes(40), f"{number:032x}")).txn)
+    seen, removals = {}, []
+    for turn in range(6):
+        end, effects = answered(module.sweep(PLACE, seen, turn * module.LEFT_AFTER_MS), space)
+        seen = end.since
+        removals.append(len(effects) - 1)
+    assert max(removals) == 3
     assert space.now == {}
 
 

@@ -37,7 +37,7 @@ from holdfast.objects.directory import worker
 from holdfast.objects.directory.files import PosixFiles, settled
 from holdfast.objects.directory.identity import Inode, Unstable, decode_identity, replaced
 from holdfast.objects.directory.objects import COUNTDOWN_DIRECTORY
-from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown, require_key
+from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown, WithoutLeftovers, require_key
 
 
 class DurableDirectory:
@@ -299,7 +299,7 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
             process.wait(STOP_SECONDS)
 
 
-class DirectoryStore:
+class DirectoryStore(WithoutLeftovers):
     """One file per object; a name appears only on complete bytes, and ``Created`` survives power loss."""
 
     def __init__(self, root: Path, *, writers: int = WRITERS, readers: int = READERS) -> None:

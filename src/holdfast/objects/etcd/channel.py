@@ -11,10 +11,13 @@ from holdfast.objects.etcd.failures import CallFailed, Meaning, meaning_of
 from holdfast.objects.etcd.wire import (
     AUTHENTICATE,
     RANGE,
+    STATUS,
     TXN,
     GetKeys,
     Malformed,
     Request,
+    Status,
+    decode_status,
     decode_token,
     encode_login,
     encode_request,
@@ -27,6 +30,7 @@ with needs("etcd"):
 CALL_SECONDS: Final = 1.0
 ANSWER_BYTES_MAX: Final = 8 << 20
 DETAIL_LENGTH_MAX: Final = 200
+CLOSED: Final = "the connection was closed here"
 OPTIONS: Final = (
     ("grpc.enable_retries", 0),  # a create that is repeated turns its own success into a refusal
     ("grpc.enable_http_proxy", 0),
@@ -47,7 +51,8 @@ class EtcdChannel:
         self._credentials = credentials
         self._channel: grpc.aio.Channel | None = None
         self._token: str | None = None
-        self._logging_in = asyncio.Lock()
+        self._login: asyncio.Task[str | CallFailed] | None = None
+        self._closed = asyncio.Event()
 
     @property
     def is_proved(self) -> bool:
@@ -61,58 +66,91 @@ class EtcdChannel:
 
     async def call(self, request: Request) -> bytes:
         """As ``Connected`` says, within ``CALL_SECONDS``, and as much for a login before."""
-        self._notice_end()
-        if self._credentials.user is not None and self._token is None:
-            async with self._logging_in:
-                if self._token is None:
-                    self._token = await self._log_in(self._credentials.user)
+        return await self._with_token(RANGE if isinstance(request, GetKeys) else TXN, encode_request(request))
+
+    async def status(self) -> Status:
+        """What the member says of itself; its cluster is not compared. Raises: CallFailed."""
         try:
-            return await self._call(RANGE if isinstance(request, GetKeys) else TXN, encode_request(request))
+            return decode_status(await self._with_token(STATUS, b""))
+        except Malformed as error:
+            raise CallFailed(Meaning.NO_ANSWER, f"{self.endpoint}: {error}") from error
+
+    async def _with_token(self, method: str, message: bytes) -> bytes:
+        self._notice_end()
+        token = await self._valid_token()
+        try:
+            return await self._call(method, message, token)
         except CallFailed as failure:
             # A cluster that asks for users since this login denies a call without a token.
-            if failure.meaning is Meaning.LOG_IN_AGAIN or (self._token == "" and failure.meaning is Meaning.DENIED):
-                self._token = None
+            if failure.meaning is Meaning.LOG_IN_AGAIN or (token == "" and failure.meaning is Meaning.DENIED):
+                if self._token == token:
+                    self._token = None
                 raise CallFailed(Meaning.LOG_IN_AGAIN, failure.detail) from failure
             raise
+
+    async def _valid_token(self) -> str | None:
+        """The token, after one login for all calls that wait for it; None without a user. Raises: CallFailed."""
+        if self._credentials.user is None or self._token is not None:
+            return self._token
+        if self._login is None:
+            self._login = asyncio.create_task(self._log_in(self._credentials.user, self._credentials.password))
+            self._login.add_done_callback(self._logged_in)
+        result = await asyncio.shield(self._login)
+        if isinstance(result, CallFailed):
+            raise CallFailed(result.meaning, result.detail)
+        return result
+
+    def _logged_in(self, login: asyncio.Task[str | CallFailed]) -> None:
+        self._login = None
+        if not login.cancelled() and isinstance(result := login.result(), str):
+            self._token = result
 
     def _notice_end(self) -> None:
         # A channel connects again when it is called, and not before: looking before each call misses no end.
         if self._channel is None or self._channel.get_state() is not grpc.ChannelConnectivity.READY:
             self._is_proved = False
 
-    async def _log_in(self, user: str) -> str:
-        """A token, empty where the cluster asks for none yet. Raises: CallFailed."""
+    async def _log_in(self, user: str, password: str) -> str | CallFailed:
+        """A token, empty where the cluster asks for none yet; or why there is none."""
         try:
-            return decode_token(await self._call(AUTHENTICATE, encode_login(user, self._credentials.password)))
+            return decode_token(await self._call(AUTHENTICATE, encode_login(user, password), None))
         except Malformed as error:
-            raise CallFailed(Meaning.NO_ANSWER, f"{self.endpoint}: {error}") from error
+            return CallFailed(Meaning.NO_ANSWER, f"{self.endpoint}: {error}")
         except CallFailed as failure:
-            if "authentication is not enabled" in failure.detail:
-                return ""
-            raise
+            return "" if "authentication is not enabled" in failure.detail else failure
 
-    async def _call(self, method: str, message: bytes) -> bytes:
+    async def _call(self, method: str, message: bytes, token: str | None) -> bytes:
+        if self._closed.is_set():
+            raise CallFailed(Meaning.NO_ANSWER, f"{self.endpoint}: {CLOSED}")
         channel = self._connected()
-        metadata = (("token", self._token),) if self._token else None
+        metadata = (("token", token),) if token else None
         try:
             answer: bytes = await channel.unary_unary(method)(message, timeout=CALL_SECONDS, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             text = " ".join((error.details() or "").split())[:DETAIL_LENGTH_MAX]
             raise CallFailed(meaning_of(error.code().name, text), f"{self.endpoint}: {text}") from None
+        except asyncio.CancelledError:
+            # A channel that closes cancels its calls, not the tasks that wait for them.
+            task = asyncio.current_task()
+            if self._closed.is_set() and task is not None and not task.cancelling():
+                raise CallFailed(Meaning.NO_ANSWER, f"{self.endpoint}: {CLOSED}") from None
+            raise
         return answer
 
     def _connected(self) -> grpc.aio.Channel:
         if self._channel is None:
+            target = f"dns:///{self.endpoint}"  # without a scheme, the name of a host may be taken for one: unix:2379
             if self._credentials.authority is None:
-                self._channel = grpc.aio.insecure_channel(self.endpoint, options=OPTIONS)
+                self._channel = grpc.aio.insecure_channel(target, options=OPTIONS)
             else:
                 secrets = grpc.ssl_channel_credentials(
                     self._credentials.authority, self._credentials.key, self._credentials.certificate
                 )
-                self._channel = grpc.aio.secure_channel(self.endpoint, secrets, options=OPTIONS)
+                self._channel = grpc.aio.secure_channel(target, secrets, options=OPTIONS)
         return self._channel
 
     async def close(self) -> None:
-        """As ``Connected`` says. Calls in flight are abandoned."""
+        """As ``Connected`` says. Calls in flight fail."""
+        self._closed.set()
         if self._channel is not None:
             await self._channel.close(None)

@@ -6,6 +6,7 @@
 | ``INVALID_ARGUMENT`` | user name is empty; authentication failed | denied |
 | ``UNAUTHENTICATED`` | any | log in again |
 | ``INVALID_ARGUMENT`` | revision of auth store is old | log in again |
+| ``UNKNOWN`` | revision in header is old | log in again |
 | ``INVALID_ARGUMENT`` | request is too large | too large |
 | ``RESOURCE_EXHAUSTED`` | larger than max | too large |
 | any other | | no answer |
@@ -43,6 +44,7 @@ _TABLE: Final = (
     ("INVALID_ARGUMENT", "authentication failed", Meaning.DENIED),
     ("UNAUTHENTICATED", "", Meaning.LOG_IN_AGAIN),
     ("INVALID_ARGUMENT", "revision of auth store is old", Meaning.LOG_IN_AGAIN),
+    ("UNKNOWN", "revision in header is old", Meaning.LOG_IN_AGAIN),
     ("INVALID_ARGUMENT", "request is too large", Meaning.TOO_LARGE),
     ("RESOURCE_EXHAUSTED", "larger than max", Meaning.TOO_LARGE),
 )

@@ -48,7 +48,8 @@ class Connected(Protocol):
 class Members:
     """The members that ``connections`` lead to. ``probe_key``: a key that the user may read.
 
-    ``spread``: each request begins at the next member; otherwise at the one that answered last.
+    ``spread``: each request begins at the next member; otherwise at the one that answered last. ``cluster_id``: of the
+    first reply; a reply of another cluster does not count.
     """
 
     def __init__(self, connections: list[Connected], url: str, probe_key: bytes, *, spread: bool = False) -> None:
@@ -58,7 +59,7 @@ class Members:
         self._look = GetKeys(probe_key, limit=1)
         self._spread = spread
         self._preferred = 0
-        self._cluster_id: int | None = None
+        self.cluster_id: int | None = None
 
     async def send(self, txn: Txn) -> EtcdReply | NoReply:
         """Send a transaction to the first member that can be proved, once."""
@@ -127,11 +128,11 @@ class Members:
         """The member's reply. Raises: CallFailed."""
         try:
             reply = decode_reply(request, await member.call(request))
-            if self._cluster_id is None:
-                self._cluster_id = reply.cluster_id
-            if reply.cluster_id != self._cluster_id:
+            if self.cluster_id is None:
+                self.cluster_id = reply.cluster_id
+            if reply.cluster_id != self.cluster_id:
                 member.is_proved = False
-                wrong = f"{member.endpoint} belongs to the cluster {reply.cluster_id:x}, not to {self._cluster_id:x}"
+                wrong = f"{member.endpoint} belongs to the cluster {reply.cluster_id:x}, not to {self.cluster_id:x}"
                 raise CallFailed(Meaning.ANOTHER_CLUSTER, wrong)
         except Malformed as error:
             self._leave(member)

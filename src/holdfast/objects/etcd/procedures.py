@@ -47,6 +47,7 @@ PARTS_AN_ANSWER: Final = 3
 PAGE: Final = 1_000
 READS_MAX: Final = 5
 DELETES_MAX: Final = 5
+SWEPT_MAX: Final = 100
 LEFT_AFTER_MS: Final = 15 * 60_000.0
 
 
@@ -224,27 +225,34 @@ def _delete_some(place: Place, names: Sequence[str]) -> Procedure[list[str]]:
     return changed
 
 
-def sweep(place: Place, since: Mapping[str, float], now_ms: float) -> Procedure[dict[str, float]]:
-    """Remove the parts of uploads that have had no head for ``LEFT_AFTER_MS``.
+class SweepEnd(Struct, frozen=True):
+    """The end of a sweep: when each upload that stays was first seen, and a mark that cannot be read, if any."""
 
-    ``since``: what the sweep before returned: when each upload was first seen. ``now_ms`` is by the boot clock, because
-    etcd stores no times. A new leader begins with nothing seen. Raises: CorruptData, Unavailable.
+    since: Mapping[str, float]
+    damage: CorruptData | None = None
+
+
+def sweep(place: Place, since: Mapping[str, float], now_ms: float) -> Procedure[SweepEnd]:
+    """Remove the parts of uploads that have had no head for ``LEFT_AFTER_MS``, of the first ``SWEPT_MAX`` uploads.
+
+    ``since`` is that of the sweep before. ``now_ms`` is by the boot clock, because etcd stores no times. A new leader
+    begins with nothing seen. Raises: Unavailable.
     """
-    begin, end, still = place.marks, after_all(place.marks), dict[str, float]()
-    more = True
-    while more:
-        page = yield from _get(GetKeys(begin, end=end, limit=PAGE))
-        for row in page.rows:
-            upload = row.key[len(place.marks) :].decode("utf-8", "replace")
-            since_ms = since.get(upload, now_ms)
-            if now_ms - since_ms < LEFT_AFTER_MS:
-                still[upload] = since_ms
-                continue
-            name, parts = decode_mark(row.value)
+    page = yield from _get(GetKeys(place.marks, end=after_all(place.marks), limit=SWEPT_MAX))
+    marks = {row.key[len(place.marks) :].decode("utf-8", "replace"): row.value for row in page.rows}
+    still = {upload: since.get(upload, now_ms) for upload in marks}
+    damage = None
+    for upload, value in marks.items():
+        if now_ms - still[upload] < LEFT_AFTER_MS:
+            continue
+        try:
+            name, parts = decode_mark(value)
+        except CorruptData as error:
+            damage = error
+        else:
             yield from _remove_upload(place, name, upload, parts)
-        more = page.more and bool(page.rows)
-        begin = just_after(page.rows[-1].key) if more else end
-    return still
+            del still[upload]
+    return SweepEnd(still, damage)
 
 
 def _get(get: GetKeys) -> Procedure[RowPage]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import os
 import secrets
@@ -12,12 +13,30 @@ from holdfast.errors import Unavailable
 from holdfast.objects.etcd import procedures
 from holdfast.objects.etcd.address import parse_url, read_credentials
 from holdfast.objects.etcd.channel import EtcdChannel
+from holdfast.objects.etcd.failures import CallFailed
 from holdfast.objects.etcd.layout import Place
 from holdfast.objects.etcd.members import Members
 from holdfast.objects.etcd.procedures import Once, Procedure
+from holdfast.objects.etcd.wire import Status
 from holdfast.objects.port import CreateAnswer, Listed, require_key
 
 T = TypeVar("T")
+
+
+async def ask_members(url: str) -> list[tuple[str, Status | CallFailed]]:
+    """What each endpoint of a URL says of itself, by HOST:PORT. Raises: InvalidRequest."""
+    address, credentials = parse_url(url), read_credentials(os.environ)
+    channels = [EtcdChannel(endpoint, credentials) for endpoint in address.endpoints]
+    try:
+        answers = await asyncio.gather(*(channel.status() for channel in channels), return_exceptions=True)
+    finally:
+        await asyncio.gather(*(channel.close() for channel in channels))
+    described: list[tuple[str, Status | CallFailed]] = []
+    for endpoint, answer in zip(address.endpoints, answers, strict=True):
+        if isinstance(answer, BaseException) and not isinstance(answer, CallFailed):
+            raise answer
+        described.append((endpoint, answer))
+    return described
 
 
 class EtcdStore:
@@ -40,6 +59,12 @@ class EtcdStore:
         connections = [EtcdChannel(endpoint, credentials) for endpoint in address.endpoints]
         return cls(Members([*connections], address.url, place.heads, spread=spread), place, address.url)
 
+    @property
+    def cluster_id(self) -> str | None:
+        """As the port says: that of the member that answered first. A reply of another cluster is none."""
+        number = self._members.cluster_id
+        return None if number is None else f"{number:016x}"
+
     async def create(self, key: str, data: bytes) -> CreateAnswer:
         """As the port says. Cost: one transaction up to 1.25 MiB, and above it one for each 1.25 MiB and one more."""
         require_key(key)
@@ -57,13 +82,15 @@ class EtcdStore:
         """As the port says. Cost: a request for each 120 keys, and one for each 120 heads and parts."""
         await self._run(procedures.delete(self._place, [require_key(key) for key in keys]))
 
-    async def sweep(self, now_ms: float) -> None:
-        """Remove what creates that had no answer have left, 15 minutes after a sweep first saw it.
+    async def remove_leftovers(self, now_ms: float) -> None:
+        """As the port says: parts of an upload, 15 minutes after a call first saw it without a head.
 
-        ``now_ms`` by the boot clock. For the leader of the log, every few minutes: without it, such parts stay.
-        Raises: Unavailable, CorruptData.
+        Cost: a request, and one for each upload that is removed, at most ``SWEPT_MAX``.
         """
-        self._since = await self._run(procedures.sweep(self._place, self._since, now_ms))
+        swept = await self._run(procedures.sweep(self._place, self._since, now_ms))
+        self._since = swept.since
+        if swept.damage is not None:
+            raise swept.damage
 
     async def close(self) -> None:
         """As the port says."""

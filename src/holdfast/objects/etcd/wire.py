@@ -11,12 +11,14 @@ Field numbers are etcd's; fields that are not in these tables are skipped, so a 
 | ``Compare`` | 1 result (0 =, 3 not =), 2 target (1 create_revision, 3 value), 3 key, 5 create_revision, 7 value |
 | ``TxnRequest`` | 1 compare, 2 success, 3 failure |
 | ``AuthenticateRequest`` | 1 name, 2 password |
-| ``ResponseHeader`` | 1 cluster_id |
+| ``ResponseHeader`` | 1 cluster_id, 2 member_id |
 | ``RangeResponse`` | 1 header, 2 kvs, 3 more |
 | ``KeyValue`` | 1 key, 5 value |
 | ``TxnResponse`` | 1 header, 2 succeeded, 3 responses |
 | ``ResponseOp`` | 1 range |
 | ``AuthenticateResponse`` | 1 header, 2 token |
+| ``StatusRequest`` | none |
+| ``StatusResponse`` | 1 header, 2 version, 3 dbSize, 4 leader, 8 errors, 9 dbSizeInUse, 10 isLearner |
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from msgspec import Struct
 RANGE: Final = "/etcdserverpb.KV/Range"
 TXN: Final = "/etcdserverpb.KV/Txn"
 AUTHENTICATE: Final = "/etcdserverpb.Auth/Authenticate"
+STATUS: Final = "/etcdserverpb.Maintenance/Status"
 _CREATE_REVISION, _VALUE = 1, 3
 _NOT_EQUAL: Final = 3
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -120,6 +123,20 @@ class EtcdReply(Struct, frozen=True):
     cluster_id: int
     pages: Sequence[RowPage]
     succeeded: bool = True
+
+
+class Status(Struct, frozen=True):
+    """What a member says of itself. ``leader``: the member id of the leader that it knows, 0 for none. ``errors``:
+    alarms and the like. ``bytes_used`` is the part of ``bytes_allocated`` that has data."""
+
+    cluster_id: int = 0
+    member_id: int = 0
+    version: str = ""
+    leader: int = 0
+    bytes_allocated: int = 0
+    bytes_used: int = 0
+    is_learner: bool = False
+    errors: Sequence[str] = ()
 
 
 # -- to bytes ----------------------------------------------------------------------------------------------------------
@@ -222,6 +239,31 @@ def decode_token(data: bytes) -> str:
         return next(value.decode("ascii") for field, value in _fields(data) if field == 2 and isinstance(value, bytes))
     except (StopIteration, UnicodeDecodeError):
         raise Malformed("an answer to a login has no token") from None
+
+
+def decode_status(data: bytes) -> Status:
+    """The answer of a member about itself. Raises: Malformed."""
+    header, numbers, texts, errors = b"", dict[int, int](), dict[int, str](), list[str]()
+    for field, value in _fields(data):
+        if isinstance(value, int):
+            numbers[field] = value
+        elif field == 1:
+            header = value
+        elif field == 8:
+            errors.append(value.decode("utf-8", "replace"))
+        else:
+            texts[field] = value.decode("utf-8", "replace")
+    ids = {field: value for field, value in _fields(header) if isinstance(value, int)}
+    return Status(
+        ids.get(1, 0),
+        ids.get(2, 0),
+        texts.get(2, ""),
+        numbers.get(4, 0),
+        numbers.get(3, 0),
+        numbers.get(9, 0),
+        numbers.get(10, 0) != 0,
+        errors,
+    )
 
 
 def _range(data: bytes) -> tuple[int, RowPage]:

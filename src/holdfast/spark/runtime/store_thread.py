@@ -30,13 +30,14 @@ from holdfast.objects.port import (
     ObjectStore,
     Refused,
     Unknown,
+    WithoutLeftovers,
     require_key,
 )
 from holdfast.objects.retrying import RetryingStore
 from holdfast.spark.runtime.processes import program
 
 
-class _DirectoryHere:
+class _DirectoryHere(WithoutLeftovers):
     """An ``ObjectStore`` on the directory that a ``file:`` URL names. Raises: NotFound when there is none."""
 
     def __init__(self, url: str) -> None:
