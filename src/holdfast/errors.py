@@ -122,6 +122,7 @@ class Code(StrEnum):
     NOT_PROMOTED = "not_promoted"
     LOG_RETIRED = "log_retired"
     SUSPENDED = "suspended"
+    CLUSTER_RESTORED = "cluster_restored"
     READ_ONLY = "read_only"
 
 

@@ -25,6 +25,7 @@ import structlog
 
 from holdfast.commit.format.batch import PREFIX, Header, object_name
 from holdfast.commit.format.chain import next_slot
+from holdfast.commit.leadership.cluster import require_cluster
 from holdfast.commit.leadership.role import CopyRole
 from holdfast.commit.leadership.takeover import read_records
 from holdfast.commit.reading.lineage import Lineage, lineage_of
@@ -230,6 +231,7 @@ class Mirror:
             )
             role = await begin_copy(self._copy, role)
             require_role(role, "mirror", lineage)
+        await require_cluster(self._copy, may_begin=True)
         return role
 
     async def _carry(self, role: CopyRole, newest: Header) -> Header | None:

@@ -39,6 +39,7 @@ from holdfast.commit.format.batch import (
 )
 from holdfast.commit.format.chain import next_slot
 from holdfast.commit.format.transaction import JobChange
+from holdfast.commit.leadership.cluster import require_cluster
 from holdfast.commit.leadership.role import CopyRole
 from holdfast.commit.leadership.takeover import read_records
 from holdfast.commit.reading.lineage import Lineage
@@ -315,6 +316,7 @@ async def repair(
         ),
     )
     require_role(role, "restoring", lineage)
+    await require_cluster(copy, may_begin=True)
     assert role.log_id is not None, "a repaired log has a new id"
     needed = await newest_needed(source, lineage, through, cut)
     async with held(source, hold_id("repair", copy), through, needed):

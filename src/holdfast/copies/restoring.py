@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from holdfast.commit.format.batch import Header
+from holdfast.commit.leadership.cluster import require_cluster
 from holdfast.commit.leadership.role import ROLE_KEY, CopyRole, encode_record
 from holdfast.commit.leadership.takeover import read_records
 from holdfast.commit.reading.lineage import Lineage, lineage_of
@@ -192,6 +193,7 @@ async def _role(
         )
         role = await begin_copy(copy, role)
     require_role(role, "restoring", lineage)
+    await require_cluster(copy, may_begin=True)
     if point != Point():
         cut = await _cut(source, frontier, point)
         if cut != role.cut_version:

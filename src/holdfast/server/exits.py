@@ -31,6 +31,7 @@ _EXIT_CODES: Final = {
     Code.NOT_PROMOTED: 5,
     Code.LOG_RETIRED: 5,
     Code.SUSPENDED: 3,
+    Code.CLUSTER_RESTORED: 5,
     Code.NOT_FOUND: 5,
     Code.STORE_UNFIT: 6,
     Code.STORE_UNAVAILABLE: 6,

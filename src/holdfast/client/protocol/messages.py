@@ -176,7 +176,7 @@ _CODES_OF: Final[Mapping[type[HoldfastError], str]] = {
     errors.NotFound: "not_found log_empty log_truncated stage_lost no_such_key",
     CorruptData: "corrupt_log corrupt_batch corrupt_queue store_unfit directory_replaced",
     errors.Backpressure: "overloaded rate_limited store_full cluster_full disk_limit",
-    errors.Closed: "closed not_promoted log_retired suspended sync_failed store_replaced",
+    errors.Closed: "closed not_promoted log_retired suspended cluster_restored sync_failed store_replaced",
     errors.PermissionDenied: "unauthenticated permission_denied",
     errors.InternalError: "internal",
 }

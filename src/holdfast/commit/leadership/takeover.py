@@ -18,10 +18,11 @@ from urllib.parse import urlsplit
 import structlog
 
 from holdfast.boot import clock_id, clock_ns
-from holdfast.commit.format.batch import HEADER_BYTES, PREFIX, AddressScope, StoresMode, object_name
+from holdfast.commit.format.batch import FIRST_SLOT, HEADER_BYTES, PREFIX, AddressScope, StoresMode, object_name
 from holdfast.commit.leadership import takeover_events as t
 from holdfast.commit.leadership.addresses import on_host, on_loopback
 from holdfast.commit.leadership.claims import Identity, read_page
+from holdfast.commit.leadership.cluster import require_cluster
 from holdfast.commit.leadership.evidence import LeaderAnswer, ProcessPlace
 from holdfast.commit.leadership.role import PROMOTED_KEY, ROLE_KEY, RoleRecords
 from holdfast.commit.leadership.signs import SignReader
@@ -29,7 +30,7 @@ from holdfast.commit.leadership.suspension import Suspension
 from holdfast.commit.leadership.suspensions import Suspensions
 from holdfast.commit.leadership.takeover_events import Takeover
 from holdfast.commit.leadership.takeover_machine import TakeoverMachine, TakeoverRules
-from holdfast.errors import Closed, HoldfastError, Unavailable
+from holdfast.errors import Closed, Code, HoldfastError, Unavailable
 from holdfast.objects.port import ObjectReader, ObjectStore, Unknown, read_if_there
 from holdfast.objects.probe import clean_up, probe
 from holdfast.objects.store_clock import AGREES_MS, compare_with_store
@@ -95,7 +96,7 @@ async def take_the_lead(
     """Recover, claim, and check that no leader is past the claim.
 
     Raises: Unavailable (the store did not answer within ``retry_budget_ms``), NotFound ``log_empty``, CorruptData,
-    Closed ``leader_alive`` naming the leader, InvalidRequest ``store_unfit``.
+    Closed ``leader_alive`` naming the leader or ``cluster_restored``, InvalidRequest ``store_unfit``.
     After a crash: the claim may or may not stand; either way the next takeover decides by what it lists.
     """
     return await Driver(store, TakeoverMachine(identity, log_id, options.rules_for(store.url)), options, clock).run()
@@ -104,14 +105,19 @@ async def take_the_lead(
 async def init_log(
     store: ObjectStore, identity: Identity, log_id: LogId, *, stores_mode: StoresMode = StoresMode.DISK
 ) -> bool:
-    """Write the genesis claim if nothing is listed. False when the log exists. Raises: Unavailable, InvalidRequest."""
+    """Write the genesis claim if nothing is listed. False when the log exists.
+
+    Raises: Unavailable, InvalidRequest, Closed ``cluster_restored``.
+    """
     if await store.list(PREFIX, limit=1):
         return False
     options = TakeoverOptions(allow_new=True, stores_mode=stores_mode)
     rules = options.rules_for(store.url, only_new=True)
     try:
         await Driver(store, TakeoverMachine(identity, log_id, rules), options, now).run()
-    except Closed:
+    except Closed as error:
+        if error.code is Code.CLUSTER_RESTORED:
+            raise
         return False
     return True
 
@@ -217,9 +223,12 @@ class Driver:
             case t.SendClaim(slot=slot, data=data):
                 try:
                     async with asyncio.timeout(REQUEST_S_MAX):
+                        await require_cluster(self._store, may_begin=slot == FIRST_SLOT)
                         created = await self._store.create(object_name(slot), data)
                 except TimeoutError:
                     created = Unknown("no answer in time")
+                except Unavailable as error:
+                    created = Unknown(str(error))
                 return t.ClaimAnswered(clock(), created)
             case _:
                 try:
