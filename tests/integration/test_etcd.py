@@ -8,6 +8,8 @@ import contextlib
 import json
 import secrets
 import signal
+import subprocess
+import sys
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 from tests.certificates import authority, signed_by
 from tests.etcd_lane import EtcdCluster, EtcdMember, require_etcd
 
+from holdfast.doctor import Level, check_members
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.etcd import procedures
 from holdfast.objects.etcd.layout import PART_BYTES
@@ -27,6 +30,12 @@ from holdfast.objects.probe import probe
 from holdfast.objects.probe.race import race_and_keep
 
 PASSWORD = "a password that is only here"
+
+
+def holdfast(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command."""
+    command = (sys.executable, "-m", "holdfast.cli.main", *words)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 @contextlib.asynccontextmanager
@@ -136,10 +145,14 @@ def test_a_create_without_an_answer_is_unknown_and_was_sent_once(
 
 
 def test_a_member_that_hangs_costs_a_second_and_one_that_is_gone_nothing(etcd_three: EtcdCluster) -> None:
+    # A follower: without the leader, a reply may come from nobody for an election.
+    leader = etcd_three.leader()
+    etcd_three.members.sort(key=lambda member: member is leader)
+    first = etcd_three.members[0]
+
     async def scenario() -> None:
         async with opened(etcd_three.url()) as store:
             assert await store.create("batches/0", b"0") == Created()
-            first = etcd_three.members[0]
             first.signal(signal.SIGSTOP)
             loop = asyncio.get_running_loop()
             began = loop.time()
@@ -187,11 +200,65 @@ def test_leftovers_of_an_upload_go_after_fifteen_minutes(etcd: EtcdCluster) -> N
             await store._members.send(first.txn)
             everything = procedures.GetKeys(b"leftovers/", end=b"leftovers0")
             assert len((await store._members.ask(everything)).pages[0].rows) == 2
-            await store.sweep(1_000.0)
+            await store.remove_leftovers(1_000.0)
             assert len((await store._members.ask(everything)).pages[0].rows) == 2
-            await store.sweep(1_000.0 + procedures.LEFT_AFTER_MS)
+            await store.remove_leftovers(1_000.0 + procedures.LEFT_AFTER_MS)
             assert (await store._members.ask(everything)).pages[0].rows == []
             assert await store.create("snapshots/1", bytes(3 * PART_BYTES)) == Created()
+
+    asyncio.run(scenario())
+
+
+def test_a_create_in_flight_is_unknown_when_the_store_closes(etcd: EtcdCluster) -> None:
+    async def scenario() -> None:
+        marker = secrets.token_bytes(16)
+        proxy = SilentProxy(etcd.members[0], "silent", marker)
+        store = open_store(f"etcd://{await proxy.start()}/closing", retry=None)
+        assert await store.create("batches/1", b"proves the connection") == Created()
+        proxy.armed = True
+        flying = asyncio.create_task(store.create("batches/2", marker))
+        while marker not in proxy.sent:  # noqa: ASYNC110  # the proxy has no event for it
+            await asyncio.sleep(0.001)
+        await store.close()
+        assert isinstance(await flying, Unknown)
+        assert isinstance(await store.create("batches/3", b"too late"), Unknown)
+        with pytest.raises(Unavailable):
+            await store.read("batches/1")
+        await proxy.stop()
+
+    asyncio.run(scenario())
+
+
+def everything(member: EtcdMember) -> list[dict[str, str]]:
+    """All keys and values of a member, in base64."""
+    answer = ask_gateway(member, "kv/range", key="AA==", range_end="AA==")
+    return list(json.loads(answer)["kvs"])
+
+
+def test_a_log_is_not_led_in_a_cluster_that_was_restored(etcd: EtcdCluster, one: EtcdCluster, tmp_path: Path) -> None:
+    url, there = etcd.url("restored"), one.url("restored")
+    assert holdfast("log", "init", url).returncode == 0
+    for row in everything(etcd.members[0]):
+        ask_gateway(one.members[0], "kv/put", key=row["key"], value=row["value"])
+    serve = ("serve", "--take-over", "--listen", f"unix:{tmp_path}/socket", "--set", "view.enabled=false")
+    refused = holdfast(*serve, "--log", there)
+    assert refused.returncode == 5
+    assert "cluster_restored" in refused.stderr
+    assert "holdfast log restore" in refused.stderr
+    assert holdfast("log", "restore", there, one.url("another")).returncode == 0
+    seen = holdfast("doctor", "--json", there).stdout
+    assert "version 3." in seen
+
+
+def test_the_doctor_shows_members_and_versions_and_which_is_gone(etcd_three: EtcdCluster) -> None:
+    async def scenario() -> None:
+        found = await check_members(etcd_three.url())
+        assert [each.level for each in found] == [Level.OK] * 4
+        assert sum(" leads, version 3." in each.seen for each in found) == 1
+        assert "readwrite on the prefix log/" in found[-1].seen
+        etcd_three.members[1].signal(signal.SIGKILL)
+        found = await check_members(etcd_three.url())
+        assert [each.level for each in found] == [Level.OK, Level.WARNING, Level.OK, Level.OK]
 
     asyncio.run(scenario())
 
@@ -221,11 +288,12 @@ def test_a_cluster_with_a_lower_bound_of_requests_refuses_a_full_part_for_good(o
     asyncio.run(scenario())
 
 
-def ask_gateway(member: EtcdMember, route: str, **body: object) -> None:
-    """A request to etcd's JSON gateway."""
+def ask_gateway(member: EtcdMember, route: str, **body: object) -> bytes:
+    """The answer of etcd's JSON gateway."""
     request = urllib.request.Request(f"http://{member.endpoint}/v3/{route}", json.dumps(body).encode())
     with urllib.request.urlopen(request, timeout=10) as answer:
-        answer.read()
+        data: bytes = answer.read()
+        return data
 
 
 def allow(member: EtcdMember, user: str, prefix: str) -> None:

@@ -132,6 +132,21 @@ def scrub_cost(log: LogSettings) -> str:
     )
 
 
+def cluster_of(settings: LogSettings) -> str | None:
+    """How a process reaches the members of a log on etcd, with the credentials of this environment; else None.
+
+    Raises: InvalidRequest.
+    """
+    if settings.scheme != "etcd":
+        return None
+    from holdfast.objects.etcd.address import parse_url, read_credentials
+
+    address, credentials = parse_url(settings.url), read_credentials(os.environ)
+    security = "without TLS" if credentials.authority is None else "with TLS"
+    user = "without a user" if credentials.user is None else f"as the user {credentials.user}"
+    return f"etcd: {len(address.endpoints)} endpoints, {security}, {user}; prefix {address.prefix}/"
+
+
 def check_config(config: ConfigOption = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
     """Show every setting in force and its source, and check them. Opens nothing."""
     result = configuration(config, settings)
@@ -141,6 +156,7 @@ def check_config(config: ConfigOption = None, settings: SetOption = None, as_jso
                 "file": None if result.file is None else str(result.file),
                 "settings": [asdict(origin) for origin in result.origins],
                 "scrub": scrub_cost(result.settings.log),
+                "cluster": cluster_of(result.settings.log),
                 "warnings": list(result.warnings),
             }
         )
@@ -148,6 +164,8 @@ def check_config(config: ConfigOption = None, settings: SetOption = None, as_jso
     rows = [(o.key, o.value, o.source, o.why) for o in result.origins]
     print_table(("key", "value", "source", "why"), rows)
     print_line(scrub_cost(result.settings.log))
+    if (cluster := cluster_of(result.settings.log)) is not None:
+        print_line(cluster)
     for warning in result.warnings:
         sys.stderr.write(f"warning: {warning}\n")
 
@@ -213,7 +231,7 @@ def _check(report: Findings, url: str | None, config: Path | None, settings: lis
 async def _check_log(report: Findings, settings: Settings, *, race: bool) -> None:
     from holdfast.command_logs import log_to_standard_error
     from holdfast.commit.leadership.peer_tls import PeerTls
-    from holdfast.doctor import Finding, Level, check_log
+    from holdfast.doctor import Finding, Level, check_log, check_members
     from holdfast.objects.credentials import require_credentials
     from holdfast.objects.open import open_store
 
@@ -225,6 +243,9 @@ async def _check_log(report: Findings, settings: Settings, *, race: bool) -> Non
     except HoldfastError as error:
         report.add(Finding(Level.ERROR, "store", error.statement(), error.hint or "check log.url"))
         return
+    if settings.log.scheme == "etcd":
+        for finding in await check_members(url):
+            report.add(finding)
     server = settings.server
     tls = PeerTls(server.tls_certificate, server.peer_ca_file, server.peer_name)
     try:

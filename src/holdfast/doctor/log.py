@@ -71,7 +71,7 @@ async def check_log(
         fix = "do not delete anything; `holdfast log verify` names all that is damaged"
         yield Finding(Level.ERROR, "log", str(error), fix)
     except HoldfastError as error:
-        yield _no_answer(error)
+        yield _no_answer(error, store.url)
 
 
 async def _probe(store: ObjectStore) -> Finding:
@@ -82,7 +82,7 @@ async def _probe(store: ObjectStore) -> Finding:
             Level.ERROR, "store", error.statement(), "use a store with conditional creates and ordered listings"
         )
     except HoldfastError as error:
-        return _no_answer(error)
+        return _no_answer(error, store.url)
     return Finding(Level.OK, "store", "it refuses a second create, lists in order, and shows what it created")
 
 
@@ -123,8 +123,9 @@ async def _deletes(store: ObjectStore) -> Finding:
     return Finding(Level.OK, "right to delete", "objects can be deleted")
 
 
-def _no_answer(error: HoldfastError) -> Finding:
-    fix = "check the network, the credentials and the rights; docs/how-to/operate/s3.md lists the rights"
+def _no_answer(error: HoldfastError, url: str) -> Finding:
+    page = "etcd" if url.startswith("etcd:") else "s3"
+    fix = f"check the network, the credentials and the rights; docs/how-to/operate/{page}.md lists the rights"
     return Finding(Level.ERROR, "store", error.statement(), fix)
 
 

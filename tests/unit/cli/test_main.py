@@ -105,6 +105,19 @@ def test_check_config_names_the_source_of_every_key(
     assert rows["commit.min_request_id_length"]["source"] == "default"
 
 
+def test_check_config_says_how_a_cluster_is_reached(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ETCDCTL_USER", "holdfast:secret")
+    assert main(["check-config", "--set", "log.url=etcd://a,b:2379,c/orders"]) == Exit.DONE
+    shown = capsys.readouterr().out
+    assert "etcd: 3 endpoints, without TLS, as the user holdfast; prefix orders/" in shown
+    assert "secret" not in shown
+    assert main(["check-config", "--set", "log.url=etcd://a,a/orders"]) == Exit.BAD_REQUEST
+    monkeypatch.setenv("ETCDCTL_CACERT", "/absent")
+    assert main(["check-config", "--set", "log.url=etcd://a/orders"]) == Exit.BAD_REQUEST
+
+
 @pytest.mark.parametrize(
     ("days", "said"),
     [("off", "scrub: off"), ("10", "3.00 GET requests per object"), ("1", "at most 165,888,000 per month")],
