@@ -52,6 +52,7 @@ EVENTS = {
     "log_job_cancelled": "a snapshot or verification was cancelled, or ended with the leadership",
     "log_job_failed": "a snapshot or verification failed",
     "log_verified": "a range of the log was read and is intact",
+    "leftovers_stay": "the store did not remove what unfinished creates left; retried every minute",
     "log_truncated": "versions at or below `through` may be removed",
     "look_up_failed": "the log could not be read for the outcome of an old attempt",
     "messages_parked": "messages were delivered too often and wait for a decision",
