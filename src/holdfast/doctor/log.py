@@ -12,12 +12,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 from holdfast.commit.format.batch import FIRST_SLOT, Header
+from holdfast.commit.leadership.cluster import require_cluster
 from holdfast.commit.leadership.evidence import LeaderAnswer, Reply
 from holdfast.commit.leadership.peer_tls import UNVERIFIED_FIX
 from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import LeadershipWalk, check_truncated, find_frontier, find_header
 from holdfast.doctor.finding import Finding, Level
-from holdfast.errors import CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
+from holdfast.errors import Closed, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.foundations.readings import FoundationReport, newest_record
 from holdfast.foundations.state import Depth, require_state
 from holdfast.objects.endpoint import endpoint_of, is_shared
@@ -62,6 +63,7 @@ async def check_log(
         head, claim = frontier
         yield Finding(Level.OK, "log", f"id {head.log_id.hex()}, version {head.last_version}, epoch {claim.epoch}")
         yield await _beginning(store, head, claim)
+        await require_cluster(store)
         yield _clock(head)
         yield await _leader(claim, ask_leader)
         yield await _snapshots(store, head)
@@ -70,6 +72,8 @@ async def check_log(
     except CorruptData as error:
         fix = "do not delete anything; `holdfast log verify` names all that is damaged"
         yield Finding(Level.ERROR, "log", str(error), fix)
+    except Closed as error:
+        yield Finding(Level.ERROR, "log", f"nobody may lead it: {error.statement()}", error.hint)
     except HoldfastError as error:
         yield _no_answer(error, store.url)
 

@@ -17,7 +17,9 @@ from holdfast.commit.leadership.cluster import key_of
 from holdfast.commit.leadership.takeover import TakeoverOptions
 from holdfast.copies.mirroring import Mirror, MirrorOptions
 from holdfast.copies.promoting import promote
+from holdfast.copies.repairing import repair
 from holdfast.copies.restoring import Point, restore
+from holdfast.doctor import Level, check_log
 from holdfast.errors import Closed, Code, CorruptData
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import CreateAnswer
@@ -126,6 +128,30 @@ def test_copies_begin_with_the_record_and_do_not_go_on_in_a_restored_cluster() -
             await promote(led)
         assert (await promote(mirror)).source_log_id == source.log.log_id
         await takeover.take_the_lead(mirror, WHO, LogId(bytes(16)), FORCED)
+
+    asyncio.run(scenario())
+
+
+def test_a_repaired_log_can_be_led_where_it_was_repaired() -> None:
+    async def scenario() -> None:
+        copy = Cluster(MemoryObjects(), BEFORE)
+        await repair(Source().store, copy)
+        assert copy.creates[:2] == ["meta/role", key_of(1)]
+        await takeover.take_the_lead(copy, WHO, LogId(bytes(16)), FORCED)
+
+    asyncio.run(scenario())
+
+
+def test_the_doctor_names_a_cluster_that_was_restored() -> None:
+    async def scenario() -> None:
+        store = Cluster(MemoryObjects(), BEFORE)
+        await begin(store)
+        sound = [each async for each in check_log(store)]
+        assert max(each.level for each in sound) < Level.ERROR
+        found = [each async for each in check_log(restored(store.objects))]
+        assert found[-1].level is Level.ERROR
+        assert f"answers={RESTORED}" in found[-1].seen
+        assert "holdfast log restore" in found[-1].fix
 
     asyncio.run(scenario())
 

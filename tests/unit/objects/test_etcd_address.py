@@ -93,7 +93,9 @@ def test_the_first_part_is_the_header_of_a_batch() -> None:
 def test_bytes_that_are_no_head_or_mark_are_damage() -> None:
     head = Head.of_new("batches/1", "ab" * 16, 3 * layout.PART_BYTES)
     assert decode_head(head.encode(), "batches/1") == head
-    for value in (b"", head.encode()[:-1], head.encode() + b"x", b"\2" + head.encode()[1:], bytes((1, *bytes(32)))):
+    tiny = Head("ab" * 16, layout.OBJECT_BYTES_MAX, 1, 1).encode()  # of a hundred million parts
+    damaged = (b"", head.encode()[:-1], head.encode() + b"x", b"\2" + head.encode()[1:], bytes((1, *bytes(32))), tiny)
+    for value in damaged:
         with pytest.raises(CorruptData):
             decode_head(value, "batches/1")
     for value in (b"", b"7", b"x batches/1", b"7 ", b"\xff batches/1"):

@@ -78,6 +78,21 @@ def test_a_transaction_goes_to_one_proved_member_once_and_a_failure_ends_it() ->
     asyncio.run(scenario())
 
 
+def test_a_member_that_left_a_create_without_an_answer_is_proved_before_the_next() -> None:
+    async def scenario() -> None:
+        first = Member(fails_writes(Meaning.NO_ANSWER))
+        cluster = cluster_of(first, Member())
+        await cluster.send(CREATE)
+        await cluster.ask(READ)
+        first.behaves = lambda request: None if request == READ else Meaning.NO_ANSWER  # cut off from the majority
+        cluster._preferred = 0  # a late reply of it to a read does so
+        first.got.clear()
+        assert isinstance(await cluster.send(CREATE), EtcdReply)
+        assert first.got == [PROOF], "it got no create"
+
+    asyncio.run(scenario())
+
+
 def test_a_member_that_cannot_be_proved_gets_no_transaction() -> None:
     async def scenario() -> None:
         first, second = Member(fails(Meaning.NO_ANSWER)), Member()

@@ -26,6 +26,8 @@ PART_BYTES: Final = 1_310_720
 HEADER_BYTES: Final = 512
 HEADERS_UNDER: Final = "batches/"
 OBJECT_BYTES_MAX: Final = 100 << 20
+PARTS_MAX: Final = 100
+"""All keys of an object are removed in one transaction."""
 _HEAD: Final = struct.Struct("<B16sQII")
 _FORMAT: Final = 1
 
@@ -65,8 +67,9 @@ def decode_head(value: bytes, name: str) -> Head:
     """The head in a value. Raises: CorruptData."""
     if len(value) == _HEAD.size and value[0] == _FORMAT:
         _, upload, size, first_bytes, part_bytes = _HEAD.unpack(value)
-        if first_bytes and part_bytes and size <= OBJECT_BYTES_MAX:
-            return Head(upload.hex(), size, first_bytes, part_bytes)
+        head = Head(upload.hex(), size, first_bytes, part_bytes)
+        if first_bytes and part_bytes and size <= OBJECT_BYTES_MAX and head.parts <= PARTS_MAX:
+            return head
     raise CorruptData("the head of an object in etcd cannot be read", key=name)
 
 

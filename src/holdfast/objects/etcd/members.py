@@ -2,8 +2,8 @@
 
 A transaction of a create goes to one member, once. Before that the member's connection must be *proved*: a linearizable
 read came back over it from the cluster that answered first. So a member that is down, cut off from the majority, or of
-another cluster costs a read and never a doubt, and nothing is written into another cluster. A connection that ends
-must be proved again.
+another cluster costs a read and at most one doubt, and nothing is written into another cluster. A connection that ends
+must be proved again, and so must one on which a call failed.
 
 Reads go to the preferred member, to the next one after a failure or ``HEDGE_SECONDS``, and the first reply counts.
 Removals go to the next one after a failure. After a round over all members the call fails.
@@ -131,7 +131,6 @@ class Members:
             if self.cluster_id is None:
                 self.cluster_id = reply.cluster_id
             if reply.cluster_id != self.cluster_id:
-                member.is_proved = False
                 wrong = f"{member.endpoint} belongs to the cluster {reply.cluster_id:x}, not to {self.cluster_id:x}"
                 raise CallFailed(Meaning.ANOTHER_CLUSTER, wrong)
         except Malformed as error:
@@ -145,7 +144,8 @@ class Members:
         return reply
 
     def _leave(self, member: Connected) -> None:
-        """Begin at the next member from now on."""
+        """Begin at the next member from now on, and trust this one again after a proof."""
+        member.is_proved = False
         number = self._members.index(member)
         if not self._spread and number == self._preferred:
             self._preferred = (number + 1) % len(self._members)
