@@ -35,7 +35,7 @@ from holdfast.commit.leadership.claims import Frontier, Identity, claim_header, 
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.objects.open import open_store
-from holdfast.objects.port import CreateAnswer, Listed, ObjectStore
+from holdfast.objects.port import CreateAnswer, Listed, ObjectStore, WithoutLeftovers
 from holdfast.values import Instant, LeaderId, LogId, Slot, Version
 
 __all__ = ["Recovered", "recover", "write_log"]
@@ -56,7 +56,7 @@ class Recovered:
     requests: dict[str, int]
 
 
-class SlowStore:
+class SlowStore(WithoutLeftovers):
     """A store whose every request takes ``LATENCY_S`` longer, and is counted."""
 
     def __init__(self, inner: ObjectStore) -> None:

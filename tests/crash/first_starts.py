@@ -35,7 +35,7 @@ from holdfast.objects.directory.files import PosixFiles
 from holdfast.objects.directory.objects import DirectoryObjects
 from holdfast.objects.directory.store import DirectoryStore
 from holdfast.objects.memory import MemoryObjects, MemoryStore
-from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused
+from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, WithoutLeftovers
 from holdfast.queue import FileQueue, Queue
 from holdfast.server.moving import _Mover
 from holdfast.server.stores.in_log import LocalCopy, open_in_log
@@ -278,7 +278,7 @@ class SetAside:
 # ---- the log --------------------------------------------------------------------------------------------------------
 
 
-class InProcess:
+class InProcess(WithoutLeftovers):
     """A directory store whose objects are made by this process, as its workers make them."""
 
     def __init__(self, root: Path) -> None:

@@ -25,7 +25,7 @@ from holdfast.commit.stages.pipeline import PipelineRules
 from holdfast.commit.subscription import StartRolledBack, subscribe
 from holdfast.errors import Backpressure, Closed, Code, CorruptData, Fenced, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.memory import MemoryStore
-from holdfast.objects.port import CreateAnswer, Listed
+from holdfast.objects.port import CreateAnswer, Listed, WithoutLeftovers
 from holdfast.values import Instant, LeaderId, LogId, Slot, slot_text
 from holdfast.wire.log import StatusAnswer
 
@@ -33,7 +33,7 @@ ID = "request-id-of-twenty-plus"
 
 
 @dataclass
-class Gate:
+class Gate(WithoutLeftovers):
     """A store whose creates wait while it is shut."""
 
     inner: MemoryStore = field(default_factory=MemoryStore)

@@ -44,7 +44,7 @@ from holdfast.copies import promoting
 from holdfast.copies.mirroring import Mirror, MirrorOptions
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.memory import MemoryObjects, MemoryStore
-from holdfast.objects.port import CREATED, CreateAnswer, Listed, ObjectStore, Refused, Unknown
+from holdfast.objects.port import CREATED, CreateAnswer, Listed, ObjectStore, Refused, Unknown, WithoutLeftovers
 from holdfast.snapshots import making
 from holdfast.snapshots.manifest import version_of_manifest
 from holdfast.values import Instant, LeaderId, LogId
@@ -99,7 +99,7 @@ class Process:
         return answered
 
 
-class SourceStore:
+class SourceStore(WithoutLeftovers):
     """The world's own log as a process elsewhere reads it. It writes nothing there."""
 
     url = "s3://world/log"
@@ -143,7 +143,7 @@ class SourceStore:
         pass
 
 
-class CopyStore:
+class CopyStore(WithoutLeftovers):
     """The second place as one process reaches it."""
 
     url = "s3://world/copy"

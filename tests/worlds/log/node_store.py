@@ -17,7 +17,7 @@ from holdfast.commit.format.batch import CLAIM_BYTES, HEADER_BYTES, PREFIX, slot
 from holdfast.commit.leadership.role import PROMOTED_KEY, ROLE_KEY
 from holdfast.commit.leadership.suspension import PREFIX as SUSPENSIONS
 from holdfast.errors import NotFound, Unavailable
-from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown
+from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown, WithoutLeftovers
 from holdfast.values import Slot
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ __all__ = ["Archive", "NodeStore"]
 T = TypeVar("T")
 
 
-class NodeStore:
+class NodeStore(WithoutLeftovers):
     """The object store as one process of a node reaches it. ``unfit``: its way there ignores conditions."""
 
     url = "s3://world/log"
@@ -149,7 +149,7 @@ class NodeStore:
         return answer
 
 
-class Archive:
+class Archive(WithoutLeftovers):
     """Everything that ever landed, for those who read history. Some reads take a while."""
 
     url = "s3://world/log"

@@ -19,7 +19,7 @@ from holdfast.commit.format.batch import CLAIM_BYTES, PREFIX, Kind, slot_of
 from holdfast.commit.reading.reader import follow
 from holdfast.commit.reading.survey import walker_after
 from holdfast.errors import HoldfastError, NotFound
-from holdfast.objects.port import CreateAnswer, Listed
+from holdfast.objects.port import CreateAnswer, Listed, WithoutLeftovers
 from holdfast.retention.policies import Change, Hold, Policy, release_hold, remove_policy, set_hold, set_policy
 from holdfast.snapshots.manifest import FORMAT, Manifest, encode_manifest, manifest_key, version_of_manifest
 
@@ -181,7 +181,7 @@ class Operator:
             promises.break_("a snapshot has what was deleted", f"version {last}")
 
 
-class _Plain:
+class _Plain(WithoutLeftovers):
     """The store without a network."""
 
     url = "s3://world/log"
