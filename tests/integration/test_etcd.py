@@ -18,6 +18,7 @@ from typing import Literal
 import pytest
 from tests.certificates import authority, signed_by
 from tests.etcd_lane import EtcdCluster, EtcdMember, require_etcd
+from tests.matrix import matrix
 
 from holdfast.doctor import Level, check_members
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
@@ -118,7 +119,7 @@ class SilentProxy:
         await asyncio.gather(*self._tasks)
 
 
-@pytest.mark.parametrize("how", ["silent", "reset"])
+@pytest.mark.parametrize("how", matrix(["silent", "reset"]))
 def test_a_create_without_an_answer_is_unknown_and_was_sent_once(
     etcd: EtcdCluster, how: Literal["silent", "reset"]
 ) -> None:
