@@ -15,11 +15,11 @@ from tests.one_line_mutants import mutated
 from holdfast.errors import CorruptData, NotFound, Unavailable
 from holdfast.objects.etcd import layout
 from holdfast.objects.etcd import procedures as module
-from holdfast.objects.etcd.layout import Place, decode_head
+from holdfast.objects.etcd.layout import EtcdPrefix, decode_head
 from holdfast.objects.etcd.wire import Request
 from holdfast.objects.port import Created, Listed, Refused, Unknown
 
-PLACE = Place("log")
+PLACE = EtcdPrefix("log")
 KEPT = tuple(f"batches/{number}" for number in range(9))
 PASSING = ("probe/1", "snapshots/1")
 SWEEPERS = ("leader", "deposed")

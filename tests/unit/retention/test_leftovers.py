@@ -13,7 +13,7 @@ from tests.worlds.log.shape import protocol_width
 from holdfast.errors import Unavailable
 from holdfast.objects.budget import BudgetedStore, TimeLimited
 from holdfast.objects.etcd import procedures
-from holdfast.objects.etcd.layout import PART_BYTES, Place
+from holdfast.objects.etcd.layout import PART_BYTES, EtcdPrefix
 from holdfast.objects.etcd.store import EtcdStore
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import ObjectStore
@@ -46,7 +46,7 @@ def as_served(store: ObjectStore) -> ObjectStore:
 
 def test_parts_without_a_head_go_after_fifteen_minutes_of_the_leaders_boot_clock() -> None:
     async def scenario() -> None:
-        space, place = EtcdSpace(), Place("log")
+        space, place = EtcdSpace(), EtcdPrefix("log")
         log = Log()
         log.store = as_served(EtcdStore(SpaceMembers(space), place, "etcd://a:1/log"))
         await log.lead()

@@ -30,7 +30,7 @@ from holdfast.stores.definitions.parts import (
 )
 from holdfast.stores.definitions.reader import check_name
 from holdfast.stores.matching import Matcher
-from holdfast.stores.values.commands import Part
+from holdfast.stores.values.commands import DefinitionPart
 
 KI, MI, GI = 1 << 10, 1 << 20, 1 << 30
 
@@ -485,8 +485,8 @@ def test_each_python_accepts_the_same_names_whatever_unicode_it_has() -> None:
 
 
 def test_a_change_above_sixteen_mebibytes_is_refused_before_it_is_recorded() -> None:
-    half = Part(("cluster",), bytes(8 << 20))
+    half = DefinitionPart(("cluster",), bytes(8 << 20))
     require_size([half, half])
     with pytest.raises(LimitExceeded, match="too large") as caught:
-        require_size([half, half, Part(("permissions",), b"{")])
+        require_size([half, half, DefinitionPart(("permissions",), b"{")])
     assert caught.value.code is Code.TOO_LARGE

@@ -90,7 +90,7 @@ def decode_mark(value: bytes) -> tuple[str, int]:
     return name, int(parts)
 
 
-class Place(Struct, frozen=True):
+class EtcdPrefix(Struct, frozen=True):
     """The keys under one prefix."""
 
     prefix: str

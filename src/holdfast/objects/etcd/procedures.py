@@ -30,8 +30,8 @@ from holdfast.errors import CorruptData, NotFound, Unavailable
 from holdfast.objects.etcd.layout import (
     OBJECT_BYTES_MAX,
     PART_BYTES,
+    EtcdPrefix,
     Head,
-    Place,
     after_all,
     decode_head,
     decode_mark,
@@ -75,7 +75,7 @@ Effect = Once | Ask
 Procedure = Generator[Effect, EtcdReply | NoReply, T]
 
 
-def create(place: Place, name: str, data: bytes, upload: str) -> Procedure[CreateAnswer]:
+def create(place: EtcdPrefix, name: str, data: bytes, upload: str) -> Procedure[CreateAnswer]:
     """Create an object. ``upload``: 32 hexadecimal digits that were never used."""
     if len(data) > OBJECT_BYTES_MAX:
         return Unknown(f"an object on etcd has at most {OBJECT_BYTES_MAX} bytes, this one {len(data)}", final=True)
@@ -114,14 +114,14 @@ def _meaning(reply: EtcdReply | NoReply) -> CreateAnswer:
     return Refused() if reply.pages[0].rows else Unknown("the upload was ended before its head came")
 
 
-def _remove_upload(place: Place, name: str, upload: str, parts: int) -> Procedure[None]:
+def _remove_upload(place: EtcdPrefix, name: str, upload: str, parts: int) -> Procedure[None]:
     """Remove the parts of an upload, unless it has a head or is gone."""
     mark = place.mark(upload)
     keys = [mark, *(place.part(name, upload, part) for part in range(parts))]
     yield Ask(Txn((Exists(mark),), [RemoveKey(key) for key in keys]))
 
 
-def read(place: Place, name: str, start: int, length: int | None) -> Procedure[bytes]:
+def read(place: EtcdPrefix, name: str, start: int, length: int | None) -> Procedure[bytes]:
     """Read a part of an object. Raises: NotFound, CorruptData, Unavailable.
 
     Heads and parts never change, so a hit may come from any member. What is missing may only be late there.
@@ -145,7 +145,7 @@ def read(place: Place, name: str, start: int, length: int | None) -> Procedure[b
 
 
 def _read_parts(
-    place: Place, name: str, head: Head, start: int, length: int | None, any_member: bool
+    place: EtcdPrefix, name: str, head: Head, start: int, length: int | None, any_member: bool
 ) -> Procedure[bytes | None]:
     """The bytes of a range, None if a part is missing. Raises: CorruptData, Unavailable."""
     end = head.size if length is None else min(head.size, start + length)
@@ -166,7 +166,7 @@ def _read_parts(
     return data[start - origin : end - origin]
 
 
-def list_objects(place: Place, prefix: str, after: str, limit: int) -> Procedure[list[Listed]]:
+def list_objects(place: EtcdPrefix, prefix: str, after: str, limit: int) -> Procedure[list[Listed]]:
     """The rows of a listing. Raises: CorruptData, Unavailable."""
     heads = place.heads
     begin = max(heads + prefix.encode(), just_after(heads + after.encode()) if after else b"")
@@ -183,7 +183,7 @@ def list_objects(place: Place, prefix: str, after: str, limit: int) -> Procedure
     return rows
 
 
-def delete(place: Place, names: Sequence[str]) -> Procedure[None]:
+def delete(place: EtcdPrefix, names: Sequence[str]) -> Procedure[None]:
     """Remove objects, each with its parts in one transaction. Raises: CorruptData, Unavailable.
 
     A transaction compares the heads: a name that was removed and created again meanwhile has other parts.
@@ -199,7 +199,7 @@ def delete(place: Place, names: Sequence[str]) -> Procedure[None]:
     raise Unavailable("objects were created again while they were removed", key=left[0], objects=len(left))
 
 
-def _delete_some(place: Place, names: Sequence[str]) -> Procedure[list[str]]:
+def _delete_some(place: EtcdPrefix, names: Sequence[str]) -> Procedure[list[str]]:
     """Remove at most ``OPERATIONS_MAX`` objects. Returns: those whose transaction was refused."""
     reply = yield Ask(Txn((), [GetKeys(place.head(name)) for name in names]))
     assert isinstance(reply, EtcdReply), "what is asked has a reply"
@@ -232,7 +232,7 @@ class SweepEnd(Struct, frozen=True):
     damage: CorruptData | None = None
 
 
-def sweep(place: Place, since: Mapping[str, float], now_ms: float) -> Procedure[SweepEnd]:
+def sweep(place: EtcdPrefix, since: Mapping[str, float], now_ms: float) -> Procedure[SweepEnd]:
     """Remove the parts of uploads that have had no head for ``LEFT_AFTER_MS``, of the first ``SWEPT_MAX`` uploads.
 
     ``since`` is that of the sweep before. ``now_ms`` is by the boot clock, because etcd stores no times. A new leader

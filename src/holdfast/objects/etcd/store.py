@@ -14,7 +14,7 @@ from holdfast.objects.etcd import procedures
 from holdfast.objects.etcd.address import parse_url, read_credentials
 from holdfast.objects.etcd.channel import EtcdChannel
 from holdfast.objects.etcd.failures import CallFailed
-from holdfast.objects.etcd.layout import Place
+from holdfast.objects.etcd.layout import EtcdPrefix
 from holdfast.objects.etcd.members import Members
 from holdfast.objects.etcd.procedures import Once, Procedure
 from holdfast.objects.etcd.wire import Status
@@ -42,7 +42,7 @@ async def ask_members(url: str) -> list[tuple[str, Status | CallFailed]]:
 class EtcdStore:
     """The port on one prefix of a cluster."""
 
-    def __init__(self, members: Members, place: Place, url: str) -> None:
+    def __init__(self, members: Members, place: EtcdPrefix, url: str) -> None:
         self.url = url
         self._members = members
         self._place = place
@@ -55,7 +55,7 @@ class EtcdStore:
         ``spread``: each request begins at the next endpoint. Raises: InvalidRequest, also without the extra ``etcd``.
         """
         address, credentials = parse_url(url), read_credentials(os.environ)
-        place = Place(address.prefix)
+        place = EtcdPrefix(address.prefix)
         connections = [EtcdChannel(endpoint, credentials) for endpoint in address.endpoints]
         return cls(Members([*connections], address.url, place.heads, spread=spread), place, address.url)
 

@@ -304,7 +304,7 @@ def _differences(path: str, before: object, after: object) -> Iterator[Differenc
             yield from _differences(full_path, old[name], new[name])
 
 
-def require_size(parts: Iterable[Part]) -> None:
+def require_size(parts: Iterable[DefinitionPart]) -> None:
     """Return unless these parts are too large for one record of a log. Raises: LimitExceeded."""
     size = sum(len(part.document) for part in parts)
     if size > CHANGE_BYTES_MAX:
