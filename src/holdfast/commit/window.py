@@ -335,7 +335,7 @@ class RecentWrites:
         self.floor = floor
         self.last_version = floor
         self._bytes_max = bytes_max
-        self._slice_bytes_max = max(bytes_max // 64, 1)
+        self._slice_bytes_max = bytes_max // 64
         self._shape = shape
         self._young = WindowGeneration(floor)
         self._generations = [self._young, WindowGeneration(floor), WindowGeneration(floor)]
