@@ -16,7 +16,7 @@ from tests.matrix import matrix
 from tests.rgw import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("commit-log.md", "stores.md", "exactly-once.md", "two-runtimes.md")
+PAGES = ("commit-log.md", "stores.md", "exactly-once.md", "two-runtimes.md", "three-machines.md")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MARK = "--- block {} ---"
 ADDRESS, SECOND_ADDRESS = "127.0.0.1:8080", "127.0.0.1:8081"

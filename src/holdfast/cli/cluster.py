@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import secrets
+import signal
 import socket
+import time
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from holdfast.cli.log import with_store
 from holdfast.cli.options import ConfigOption, JsonOption, LogArgument, log_url_of
-from holdfast.cli.output import print_fields, print_json, utc_text
-from holdfast.commit.format.batch import Header, Kind
+from holdfast.cli.output import print_fields, print_json, print_line, utc_text
+from holdfast.commit.format.batch import Header, Kind, StoresMode
+from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.suspension import Suspension
 from holdfast.commit.leadership.suspensions import Suspensions
-from holdfast.commit.leadership.takeover import now
+from holdfast.commit.leadership.takeover import init_log, local_scope, now
 from holdfast.commit.reading.reader import require_frontier
 from holdfast.errors import Code, Unavailable
+from holdfast.objects.etcd.trial import Trial
 from holdfast.objects.port import ObjectStore
-from holdfast.values import slot_text
+from holdfast.values import LeaderId, LogId, slot_text
 
 LOOK_SECONDS: Final = 0.2
 commands = typer.Typer()
@@ -90,6 +96,37 @@ def resume(url: LogArgument = None, config: ConfigOption = None, as_json: JsonOp
         return head, await suspensions.change(is_suspended=False, author=_author(), time_ms=now().wall_ms)
 
     (print_json if as_json else print_fields)(_facts(*with_store(log_url, work)))
+
+
+@commands.command(name="try")
+def try_out(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the data go: empty, or that of a trial.")],
+    etcd: Annotated[str, typer.Option("--etcd", help="The program.")] = "etcd",
+) -> None:
+    """Run three members of etcd and two services on this machine, until it is interrupted.
+
+    Kill any of them with kill -9: it starts again after 3 seconds, and the log goes on. Everything is on one disk, so
+    this is for trying out. The next run in DIR goes on with the same log.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    trial = Trial(directory, etcd)
+    try:
+        trial.start(lambda url: with_store(url, _begin))
+        for process in (*trial.members, *trial.services):
+            print_line(f"{process.name}  pid {process.pid}, output in {process.log}")
+        print_line(f"log      {trial.url}")
+        print_line(f"clients  {trial.service_urls}")
+        print_line(f"ready: {trial.leader()} leads. Try: holdfast commit --url {trial.service_urls} seat/12A=ann")
+        while True:
+            trial.look(print_line)
+            time.sleep(LOOK_SECONDS)
+    finally:
+        trial.stop()
+
+
+async def _begin(store: ObjectStore) -> None:
+    identity = Identity(LeaderId(secrets.token_bytes(16)), secrets.token_bytes(32), "", local_scope(""))
+    await init_log(store, identity, LogId(secrets.token_bytes(16)), stores_mode=StoresMode.LOG)
 
 
 def _author() -> str:

@@ -8,4 +8,5 @@ address     the URL, and the credentials
 members     which member is asked, how long, and which cluster is ours
 channel     gRPC to one endpoint
 store       the port
+trial       members and services on this machine, to try out
 """
