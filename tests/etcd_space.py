@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.objects.etcd.wire import (
+    Compact,
     Condition,
     EtcdReply,
     GetKeys,
@@ -25,16 +26,26 @@ class EtcdSpace:
 
     def __init__(self) -> None:
         self.states: list[dict[bytes, bytes]] = [{}]
+        self.compacted = 0
 
     @property
     def now(self) -> dict[bytes, bytes]:
         return self.states[-1]
 
+    @property
+    def revision(self) -> int:
+        return len(self.states)
+
     def carry_out(self, request: Request, *, behind: int = 0) -> EtcdReply:
         """The reply of a member that is ``behind`` by some revisions."""
+        if isinstance(request, Compact):
+            assert request.revision <= self.revision, "etcdserver: mvcc: required revision is a future revision"
+            self.compacted = max(self.compacted, request.revision)
+            return EtcdReply(CLUSTER_ID, (), revision=self.revision)
         if isinstance(request, GetKeys):
             old = behind if request.any_member else 0
-            return EtcdReply(CLUSTER_ID, (self._get(self.states[max(0, len(self.states) - 1 - old)], request),))
+            page = self._get(self.states[max(0, len(self.states) - 1 - old)], request)
+            return EtcdReply(CLUSTER_ID, (page,), revision=self.revision)
         for part in (request.conditions, request.then, request.otherwise):
             assert len(part) <= OPERATIONS_MAX, "etcdserver: too many operations in txn request"
         succeeded = all(self._holds(each) for each in request.conditions)
@@ -45,7 +56,7 @@ class EtcdSpace:
         found = [self._operate(state, each) for each in branch]
         if written:
             self.states.append(state)
-        return EtcdReply(CLUSTER_ID, found, succeeded)
+        return EtcdReply(CLUSTER_ID, found, succeeded, self.revision)
 
     def _holds(self, condition: Condition) -> bool:
         if isinstance(condition, Holds):

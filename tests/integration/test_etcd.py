@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import itertools
 import json
 import secrets
 import signal
@@ -24,7 +25,8 @@ from holdfast.doctor import Level, check_members
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.etcd import procedures
 from holdfast.objects.etcd.layout import PART_BYTES
-from holdfast.objects.etcd.store import EtcdStore
+from holdfast.objects.etcd.store import EtcdStore, ask_members
+from holdfast.objects.etcd.wire import Status
 from holdfast.objects.open import open_store
 from holdfast.objects.port import Created, ObjectStore, Refused, StoreDenies, Unknown
 from holdfast.objects.probe import probe
@@ -264,6 +266,30 @@ def test_the_doctor_shows_members_and_versions_and_which_is_gone(etcd_three: Etc
     asyncio.run(scenario())
 
 
+def test_what_was_removed_is_free_after_the_leaders_sweep(one: EtcdCluster) -> None:
+    async def scenario() -> None:
+        async with opened(one.url()) as store:
+            for turn in range(4):
+                names = [f"snapshots/{turn}-{number}" for number in range(8)]
+                for name in names:
+                    assert await store.create(name, bytes(PART_BYTES)) == Created()
+                await store.delete(*names)
+                await store.remove_leftovers(turn * 60_000.0)
+                await store.remove_leftovers(turn * 60_000.0)
+        async with opened(one.url()) as store:  # as a new leader, which does not know what was compacted
+            await store.remove_leftovers(0.0)
+            until = asyncio.get_running_loop().time() + 30
+            for number in itertools.count():  # etcd counts when it writes something, as a leader's signs are
+                assert await store.create(f"meta/alive/{number}", b"") == Created()
+                status = (await ask_members(one.url()))[0][1]
+                assert isinstance(status, Status)
+                if status.bytes_used < 8 * PART_BYTES:
+                    break
+                assert asyncio.get_running_loop().time() < until, status
+
+    asyncio.run(scenario())
+
+
 @pytest.fixture
 def one(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[EtcdCluster]:
     """A member of its own with the flags of the test."""
@@ -327,6 +353,7 @@ def test_a_user_has_its_prefix_and_logs_in_again_when_its_token_is_gone(
         async with opened(one.url()) as store, opened(one.url("foreign")) as elsewhere:
             assert await store.create("batches/3", b"with a token") == Created()
             assert [row.key for row in await store.list("batches/", after="batches/2")] == ["batches/3"]
+            await store.remove_leftovers(0.0)  # its rights are enough for a compaction
             denied = await elsewhere.create("batches/1", b"not its prefix")
             assert isinstance(denied, Unknown)
             assert denied.final

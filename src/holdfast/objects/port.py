@@ -120,7 +120,8 @@ class ObjectStore(ObjectReader, Protocol):
         ...
 
     async def remove_leftovers(self, now_ms: float) -> None:
-        """Remove what creates that ended without an answer have left here, which is neither listed nor read.
+        """Remove what creates that ended without an answer have left here, which is neither listed nor read, and free
+        the space of what was removed.
 
         For the leader of a log, every minute; ``now_ms`` by the boot clock. Nothing is done where a create leaves
         nothing. Raises: Unavailable, CorruptData.

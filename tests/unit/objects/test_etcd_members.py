@@ -12,7 +12,7 @@ from holdfast.objects.etcd import members as module
 from holdfast.objects.etcd.failures import CallFailed, Meaning
 from holdfast.objects.etcd.members import Members
 from holdfast.objects.etcd.procedures import NoReply
-from holdfast.objects.etcd.wire import EtcdReply, GetKeys, PutKey, RemoveKey, Request, Txn
+from holdfast.objects.etcd.wire import Compact, EtcdReply, GetKeys, PutKey, RemoveKey, Request, Txn
 from holdfast.objects.port import StoreDenies
 
 CREATE = Txn((), (PutKey(b"log/o/a", b"1"),))
@@ -24,7 +24,7 @@ PROOF = GetKeys(b"log/o/", limit=1)
 def answer_of(request: Request, cluster_id: int) -> bytes:
     """An answer that found nothing."""
     header = b"\x0a\x02\x08" + bytes((cluster_id,))
-    return header if isinstance(request, GetKeys) else header + b"\x10\x01" + b"\x1a\x02\x12\x00" * len(request.then)
+    return header if not isinstance(request, Txn) else header + b"\x10\x01" + b"\x1a\x02\x12\x00" * len(request.then)
 
 
 class Member:
@@ -213,5 +213,15 @@ def test_spread_requests_begin_at_every_member() -> None:
         for _ in range(6):
             await cluster.send(CREATE)
         assert [member.got.count(CREATE) for member in members] == [2, 2, 2]
+
+    asyncio.run(scenario())
+
+
+def test_a_compaction_goes_to_a_proved_member_and_may_have_been_carried_out_before() -> None:
+    async def scenario() -> None:
+        lost = Member(lambda request: Meaning.NO_ANSWER if isinstance(request, Compact) else None)
+        done = Member(lambda request: Meaning.COMPACTED if isinstance(request, Compact) else None)
+        assert isinstance(await cluster_of(lost, done).ask(Compact(9)), EtcdReply)
+        assert (lost.got, done.got) == ([PROOF, Compact(9)], [PROOF, Compact(9)])
 
     asyncio.run(scenario())

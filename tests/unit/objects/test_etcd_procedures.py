@@ -364,6 +364,16 @@ def test_a_mark_that_cannot_be_read_is_reported_and_holds_nothing_back() -> None
     assert list(space.now) == [PLACE.mark("0" * 32)]
 
 
+def test_a_compaction_ends_at_what_is_there_and_is_not_repeated() -> None:
+    space = EtcdSpace()
+    compacted, _ = answered(module.compact(PLACE, 0), space)
+    answered(module.create(PLACE, "batches/1", b"x", "0" * 32), space)
+    compacted, effects = answered(module.compact(PLACE, compacted), space)
+    assert space.compacted == compacted == space.revision
+    assert len(effects) == 2
+    assert len(answered(module.compact(PLACE, compacted), space)[1]) == 1
+
+
 def test_one_sweep_removes_a_bounded_number_of_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SWEPT_MAX", 3)
     space = EtcdSpace()

@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.objects.etcd.wire import (
+    Compact,
     Condition,
     EtcdReply,
     Exists,
@@ -22,8 +23,10 @@ from holdfast.objects.etcd.wire import (
     Request,
     Row,
     RowPage,
+    Status,
     Txn,
     decode_reply,
+    decode_status,
     decode_token,
     encode_login,
     encode_request,
@@ -41,6 +44,11 @@ MESSAGES: Final = {
     "KeyValue": "bytes key=1, int64 create_revision=2, int64 mod_revision=3, int64 version=4, bytes value=5",
     "Found": "Header header=1, KeyValue* kvs=2, bool more=3, int64 count=4, fixed64 later=90, fixed32 last=91",
     "Changed": "Header header=1, int64 deleted=2",
+    "Compaction": "int64 revision=1, bool physical=2",
+    "Compacted": "Header header=1",
+    "Described": "Header header=1, string version=2, int64 dbSize=3, uint64 leader=4, uint64 raftIndex=5, "
+    "uint64 raftTerm=6, uint64 raftAppliedIndex=7, string* errors=8, int64 dbSizeInUse=9, bool isLearner=10, "
+    "string storageVersion=11",
     "OpReply": "Found range=1, Changed put=2, Changed delete_range=3",
     "TxnReply": "Header header=1, bool succeeded=2, OpReply* responses=3",
     "Token": "Header header=1, string token=2",
@@ -59,8 +67,8 @@ def messages() -> dict[str, Any]:
             field_name, _, number = rest.partition("=")
             field = message.field.add(name=field_name, number=int(number))
             field.label = 3 if kind.endswith("*") else 1
-            if kind in kinds:
-                field.type = kinds[kind]
+            if kind.removesuffix("*") in kinds:
+                field.type = kinds[kind.removesuffix("*")]
             else:
                 field.type, field.type_name = kinds["message"], f".test_etcd.{kind.removesuffix('*')}"
     pool = descriptor_pool.DescriptorPool()
@@ -100,10 +108,12 @@ def an_operation(operation: Operation) -> Any:
             return OF["Op"](delete_range=OF["DeleteRange"](key=key))
 
 
-@given(GETS | TXNS)
+@given(GETS | TXNS | st.builds(Compact, st.integers(0, 2**60)))
 def test_a_request_reads_as_the_message_that_was_meant(request: Request) -> None:
     if isinstance(request, GetKeys):
         expected = a_get(request)
+    elif isinstance(request, Compact):
+        expected = OF["Compaction"](revision=request.revision)
     else:
         expected = OF["Txn"](
             compare=[a_condition(each) for each in request.conditions],
@@ -136,7 +146,8 @@ def some_found(found: RowPage, cluster_id: int) -> Any:
 @given(FOUND, st.integers(0, 2**64 - 1))
 def test_the_answer_to_a_read_is_what_was_found(found: RowPage, cluster_id: int) -> None:
     data = some_found(found, cluster_id).SerializeToString()
-    assert decode_reply(GetKeys(b"a"), data) == EtcdReply(cluster_id, (RowPage(list(found.rows), found.more),))
+    page = RowPage(list(found.rows), found.more)
+    assert decode_reply(GetKeys(b"a"), data) == EtcdReply(cluster_id, (page,), revision=300)
 
 
 @given(st.lists(FOUND | st.none(), max_size=5), st.booleans(), st.integers(0, 2**64 - 1))
@@ -166,7 +177,9 @@ def test_any_bytes_are_an_answer_or_malformed(data: bytes) -> None:
     for decode in (
         lambda: decode_reply(GetKeys(b"a"), data),
         lambda: decode_reply(Txn((), ()), data),
+        lambda: decode_reply(Compact(1), data),
         lambda: decode_token(data),
+        lambda: decode_status(data),
     ):
         try:
             decode()
@@ -187,3 +200,32 @@ def test_an_answer_that_was_cut_is_malformed_or_shorter(found: RowPage, data: st
 
 def test_a_token_is_read() -> None:
     assert decode_token(OF["Token"](header=OF["Header"](cluster_id=1), token="abc.12").SerializeToString()) == "abc.12"
+
+
+def test_the_answer_to_a_compaction_is_where_it_came_from() -> None:
+    data = OF["Compacted"](header=OF["Header"](cluster_id=7, revision=9)).SerializeToString()
+    assert decode_reply(Compact(8), data) == EtcdReply(7, (), revision=9)
+
+
+@given(
+    st.builds(
+        Status,
+        *(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.text(max_size=9), st.integers(0, 2**64 - 1)),
+        *(st.integers(0, 2**62), st.integers(0, 2**62), st.booleans(), st.lists(st.text(max_size=20), max_size=3)),
+    )
+)
+def test_what_a_member_says_of_itself_is_read(status: Status) -> None:
+    message = OF["Described"](
+        header=OF["Header"](cluster_id=status.cluster_id, member_id=status.member_id, revision=3),
+        version=status.version,
+        dbSize=status.bytes_allocated,
+        leader=status.leader,
+        raftIndex=5,
+        raftTerm=6,
+        raftAppliedIndex=7,
+        errors=status.errors,
+        dbSizeInUse=status.bytes_used,
+        isLearner=status.is_learner,
+        storageVersion="3.6",
+    )
+    assert decode_status(message.SerializeToString()) == status

@@ -10,13 +10,16 @@ from holdfast.objects.etcd.address import EtcdCredentials
 from holdfast.objects.etcd.failures import CallFailed, Meaning, meaning_of
 from holdfast.objects.etcd.wire import (
     AUTHENTICATE,
+    COMPACT,
     RANGE,
     STATUS,
     TXN,
+    Compact,
     GetKeys,
     Malformed,
     Request,
     Status,
+    Txn,
     decode_status,
     decode_token,
     encode_login,
@@ -27,6 +30,7 @@ with needs("etcd"):
     import grpc
     import grpc.aio
 
+METHODS: Final = {GetKeys: RANGE, Txn: TXN, Compact: COMPACT}
 CALL_SECONDS: Final = 1.0
 ANSWER_BYTES_MAX: Final = 8 << 20
 DETAIL_LENGTH_MAX: Final = 200
@@ -66,7 +70,7 @@ class EtcdChannel:
 
     async def call(self, request: Request) -> bytes:
         """As ``Connected`` says, within ``CALL_SECONDS``, and as much for a login before."""
-        return await self._with_token(RANGE if isinstance(request, GetKeys) else TXN, encode_request(request))
+        return await self._with_token(METHODS[type(request)], encode_request(request))
 
     async def status(self) -> Status:
         """What the member says of itself; its cluster is not compared. Raises: CallFailed."""

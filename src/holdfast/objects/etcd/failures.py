@@ -9,6 +9,7 @@
 | ``UNKNOWN`` | revision in header is old | log in again |
 | ``INVALID_ARGUMENT`` | request is too large | too large |
 | ``RESOURCE_EXHAUSTED`` | larger than max | too large |
+| ``OUT_OF_RANGE`` | revision has been compacted | compacted |
 | any other | | no answer |
 """
 
@@ -29,6 +30,8 @@ class Meaning(Enum):
     """Every member refuses this user. Nothing was carried out."""
     TOO_LARGE = auto()
     """The cluster refuses requests of this size. Nothing was carried out."""
+    COMPACTED = auto()
+    """A compaction was carried out before, perhaps by this call's first attempt."""
     ANOTHER_CLUSTER = auto()
     """The endpoint belongs to another cluster than those that answered before."""
 
@@ -46,6 +49,7 @@ _TABLE: Final = (
     ("INVALID_ARGUMENT", "revision of auth store is old", Meaning.LOG_IN_AGAIN),
     ("UNKNOWN", "revision in header is old", Meaning.LOG_IN_AGAIN),
     ("INVALID_ARGUMENT", "request is too large", Meaning.TOO_LARGE),
+    ("OUT_OF_RANGE", "revision has been compacted", Meaning.COMPACTED),
     ("RESOURCE_EXHAUSTED", "larger than max", Meaning.TOO_LARGE),
 )
 

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from holdfast.errors import Unavailable
 from holdfast.objects.etcd.failures import CallFailed, Meaning
 from holdfast.objects.etcd.procedures import NoReply
-from holdfast.objects.etcd.wire import EtcdReply, GetKeys, Malformed, Request, Txn, decode_reply
+from holdfast.objects.etcd.wire import Compact, EtcdReply, GetKeys, Malformed, Request, Txn, decode_reply
 from holdfast.objects.port import StoreDenies
 
 HEDGE_SECONDS: Final = 0.3
@@ -113,10 +113,13 @@ class Members:
 
     async def _try(self, member: Connected, request: Request) -> EtcdReply | CallFailed:
         try:
-            if isinstance(request, Txn) and request.writes:
+            if isinstance(request, Compact) or (isinstance(request, Txn) and request.writes):
                 await self._prove(member)
             return await self._exchange(member, request)
         except CallFailed as failure:
+            if failure.meaning is Meaning.COMPACTED:
+                assert self.cluster_id is not None, "the member was proved"
+                return EtcdReply(self.cluster_id, ())
             return failure
 
     async def _prove(self, member: Connected) -> None:

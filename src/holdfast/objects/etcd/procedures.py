@@ -38,7 +38,18 @@ from holdfast.objects.etcd.layout import (
     encode_mark,
     just_after,
 )
-from holdfast.objects.etcd.wire import EtcdReply, Exists, GetKeys, Holds, PutKey, RemoveKey, Request, RowPage, Txn
+from holdfast.objects.etcd.wire import (
+    Compact,
+    EtcdReply,
+    Exists,
+    GetKeys,
+    Holds,
+    PutKey,
+    RemoveKey,
+    Request,
+    RowPage,
+    Txn,
+)
 from holdfast.objects.port import CREATED, CreateAnswer, Created, Listed, Refused, Unknown
 
 OPERATIONS_MAX: Final = 120
@@ -253,6 +264,18 @@ def sweep(place: EtcdPrefix, since: Mapping[str, float], now_ms: float) -> Proce
             yield from _remove_upload(place, name, upload, parts)
             del still[upload]
     return SweepEnd(still, damage)
+
+
+def compact(place: EtcdPrefix, compacted: int) -> Procedure[int]:
+    """Free what was removed or replaced, up to now. ``compacted``: what this returned before. Raises: Unavailable.
+
+    Nothing of the log reads an older revision. Its members' files keep their size, with room in them.
+    """
+    reply = yield Ask(GetKeys(place.heads, limit=1))
+    assert isinstance(reply, EtcdReply), "what is asked has a reply"
+    if reply.revision > compacted:
+        yield Ask(Compact(reply.revision))
+    return reply.revision
 
 
 def _get(get: GetKeys) -> Procedure[RowPage]:

@@ -47,6 +47,7 @@ class EtcdStore:
         self._members = members
         self._place = place
         self._since: Mapping[str, float] = {}
+        self._compacted = 0
 
     @classmethod
     def open(cls, url: str, *, spread: bool = False) -> EtcdStore:
@@ -85,10 +86,12 @@ class EtcdStore:
     async def remove_leftovers(self, now_ms: float) -> None:
         """As the port says: parts of an upload, 15 minutes after a call first saw it without a head.
 
-        Cost: a request, and one for each upload that is removed, at most ``SWEPT_MAX``.
+        Then the space of everything that was removed is free for other objects. Cost: three requests, and one for each
+        upload that is removed, at most ``SWEPT_MAX``.
         """
         swept = await self._run(procedures.sweep(self._place, self._since, now_ms))
         self._since = swept.since
+        self._compacted = await self._run(procedures.compact(self._place, self._compacted))
         if swept.damage is not None:
             raise swept.damage
 

@@ -11,12 +11,14 @@ Field numbers are etcd's; fields that are not in these tables are skipped, so a 
 | ``Compare`` | 1 result (0 =, 3 not =), 2 target (1 create_revision, 3 value), 3 key, 5 create_revision, 7 value |
 | ``TxnRequest`` | 1 compare, 2 success, 3 failure |
 | ``AuthenticateRequest`` | 1 name, 2 password |
-| ``ResponseHeader`` | 1 cluster_id, 2 member_id |
+| ``ResponseHeader`` | 1 cluster_id, 2 member_id, 3 revision |
 | ``RangeResponse`` | 1 header, 2 kvs, 3 more |
 | ``KeyValue`` | 1 key, 5 value |
 | ``TxnResponse`` | 1 header, 2 succeeded, 3 responses |
 | ``ResponseOp`` | 1 range |
 | ``AuthenticateResponse`` | 1 header, 2 token |
+| ``CompactionRequest`` | 1 revision |
+| ``CompactionResponse`` | 1 header |
 | ``StatusRequest`` | none |
 | ``StatusResponse`` | 1 header, 2 version, 3 dbSize, 4 leader, 8 errors, 9 dbSizeInUse, 10 isLearner |
 """
@@ -30,6 +32,7 @@ from msgspec import Struct
 
 RANGE: Final = "/etcdserverpb.KV/Range"
 TXN: Final = "/etcdserverpb.KV/Txn"
+COMPACT: Final = "/etcdserverpb.KV/Compact"
 AUTHENTICATE: Final = "/etcdserverpb.Auth/Authenticate"
 STATUS: Final = "/etcdserverpb.Maintenance/Status"
 _CREATE_REVISION, _VALUE = 1, 3
@@ -99,7 +102,13 @@ class Txn(Struct, frozen=True):
         return any(not isinstance(each, GetKeys) for each in (*self.then, *self.otherwise))
 
 
-Request = GetKeys | Txn
+class Compact(Struct, frozen=True):
+    """Forget what every key was before ``revision``. Reads of the newest values go on."""
+
+    revision: int
+
+
+Request = GetKeys | Txn | Compact
 
 
 class Row(Struct, frozen=True):
@@ -118,11 +127,13 @@ class RowPage(Struct, frozen=True):
 
 class EtcdReply(Struct, frozen=True):
     """What a cluster answered. ``pages``: one for a ``GetKeys``; of a ``Txn`` one for each operation of the
-    branch that was taken, empty for puts and removals. ``succeeded`` is True for a ``GetKeys``."""
+    branch that was taken, empty for puts and removals. ``succeeded`` is False only for a ``Txn``. ``revision``: the
+    number of changes of the key space so far."""
 
     cluster_id: int
     pages: Sequence[RowPage]
     succeeded: bool = True
+    revision: int = 0
 
 
 class Status(Struct, frozen=True):
@@ -150,6 +161,8 @@ def encode_request(request: Request) -> bytes:
     """
     if isinstance(request, GetKeys):
         return _get(request)
+    if isinstance(request, Compact):
+        return _number(1, request.revision)
     return b"".join(
         (
             *(_part(1, _condition(each)) for each in request.conditions),
@@ -211,14 +224,15 @@ def _varint(value: int) -> bytes:
 
 def decode_reply(request: Request, data: bytes) -> EtcdReply:
     """The answer to ``request``. Raises: Malformed. Cost: O(bytes)."""
-    if isinstance(request, GetKeys):
-        cluster_id, page = _range(data)
-        return EtcdReply(cluster_id, (page,))
-    cluster_id, succeeded, pages = 0, False, list[RowPage]()
+    if not isinstance(request, Txn):
+        header, page = _range(data)
+        cluster_id, revision = _place(header)
+        return EtcdReply(cluster_id, (page,) if isinstance(request, GetKeys) else (), revision=revision)
+    cluster_id, revision, succeeded, pages = 0, 0, False, list[RowPage]()
     for field, value in _fields(data):
         match field, value:
             case 1, bytes():
-                cluster_id = _cluster_id(value)
+                cluster_id, revision = _place(value)
             case 2, int():
                 succeeded = value != 0
             case 3, bytes():
@@ -230,7 +244,7 @@ def decode_reply(request: Request, data: bytes) -> EtcdReply:
                 pass
     if len(pages) != len(request.then if succeeded else request.otherwise):
         raise Malformed("an answer has another number of parts than its request")
-    return EtcdReply(cluster_id, pages, succeeded)
+    return EtcdReply(cluster_id, pages, succeeded, revision)
 
 
 def decode_token(data: bytes) -> str:
@@ -266,19 +280,19 @@ def decode_status(data: bytes) -> Status:
     )
 
 
-def _range(data: bytes) -> tuple[int, RowPage]:
-    cluster_id, rows, more = 0, list[Row](), False
+def _range(data: bytes) -> tuple[bytes, RowPage]:
+    header, rows, more = b"", list[Row](), False
     for field, value in _fields(data):
         match field, value:
             case 2, bytes():
                 rows.append(_row(value))
             case 1, bytes():
-                cluster_id = _cluster_id(value)
+                header = value
             case 3, int():
                 more = value != 0
             case _:
                 pass
-    return cluster_id, RowPage(rows, more)
+    return header, RowPage(rows, more)
 
 
 def _row(data: bytes) -> Row:
@@ -292,8 +306,10 @@ def _row(data: bytes) -> Row:
     return Row(key, content)
 
 
-def _cluster_id(header: bytes) -> int:
-    return next((value for field, value in _fields(header) if field == 1 and isinstance(value, int)), 0)
+def _place(header: bytes) -> tuple[int, int]:
+    """The id of the cluster and its revision."""
+    numbers = {field: value for field, value in _fields(header) if isinstance(value, int)}
+    return numbers.get(1, 0), numbers.get(3, 0)
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
