@@ -29,7 +29,7 @@ from holdfast.errors import Conflict, CorruptData, Unavailable
 from holdfast.segments.index import FORMAT
 from holdfast.segments.table_location import TableLocation, table_failure, table_location
 from holdfast.spark.log.increments import Increment, next_increment
-from holdfast.spark.log.runner import PipelineJob, StepResult
+from holdfast.spark.log.runner import PipelineJob, StepResult, require_vacuum_hours
 from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.runtime.table_files import Removed, TableFile, copy_files, remove_files
 from holdfast.spark.source.chain import log_head
@@ -37,8 +37,6 @@ from holdfast.spark.source.chain import log_head
 log = structlog.get_logger("holdfast.spark.pipeline")
 
 DELTA_TRIES: Final = 5
-VACUUM_HOURS_MAX: Final = 168
-"""Delta keeps the names of replaced files for a week."""
 SEQ_MARK: Final = "seq"
 """The mark with the sequence number of a live object at or below the offset, from which the next look goes on."""
 
@@ -217,12 +215,7 @@ class DeltaOutput:
         were replaced more than 168 hours ago, so these stay. Raises: as ``open``. After a
         crash: some of the files are removed, and the next call removes the rest.
         """
-        if not 0 <= hours <= VACUUM_HOURS_MAX:
-            raise bad_configuration(
-                "replaced files cannot be removed after this number of hours",
-                hint=f"give 0 to {VACUUM_HOURS_MAX} hours: Delta forgets older files, which its own vacuum finds",
-                hours=hours,
-            )
+        require_vacuum_hours(hours)
         table = self.find()
         if table is None:
             return Removed(0, 0)

@@ -29,6 +29,8 @@ BACKOFF_SECONDS: Final = 0.5
 BACKOFF_SECONDS_MAX: Final = 30.0
 UNTIL_POLL_SECONDS: Final = 1.0
 VACUUM_SECONDS: Final = 3600.0
+VACUUM_HOURS_MAX: Final = 168
+"""Delta keeps the names of replaced files for a week."""
 """The shortest interval between two removals of files that are kept for an hour or longer."""
 STEP_BYTES_DEFAULT: Final = 512 * 2**20
 STEPS_KEPT_MAX: Final = 100
@@ -177,6 +179,16 @@ class PipelineJob:
         raise bad_configuration("this job keeps no table, so no files are replaced", job=self.name)
 
 
+def require_vacuum_hours(hours: int) -> None:
+    """Raise InvalidRequest unless replaced files can be removed after ``hours``."""
+    if not 0 <= hours <= VACUUM_HOURS_MAX:
+        raise bad_configuration(
+            "replaced files cannot be removed after this number of hours",
+            hint=f"give 0 to {VACUUM_HOURS_MAX} hours: a Delta table forgets older files, which its own vacuum finds",
+            hours=hours,
+        )
+
+
 def run_pipeline(
     job: PipelineJob,
     log_url: str,
@@ -194,6 +206,8 @@ def run_pipeline(
     start and then hourly, or after each pass with 0. Without it nothing is removed. Raises: InvalidRequest, NotFound
     (``log_empty``, ``log_truncated``), CorruptData, Unavailable (after retries).
     """
+    if vacuum_hours is not None:
+        require_vacuum_hours(vacuum_hours)
     stop = stop if stop is not None else Event()
     report = RunReport(job.name, log_url.partition("?")[0], output_url.partition("?")[0])
     run = _Run(job, log_url, report, step_bytes, stop, progress, vacuum_hours)
