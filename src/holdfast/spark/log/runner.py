@@ -28,9 +28,9 @@ RETRIES_MAX: Final = 8
 BACKOFF_SECONDS: Final = 0.5
 BACKOFF_SECONDS_MAX: Final = 30.0
 UNTIL_POLL_SECONDS: Final = 1.0
-VACUUM_SECONDS: Final = 3600.0
 VACUUM_HOURS_MAX: Final = 168
 """Delta keeps the names of replaced files for a week."""
+VACUUM_SECONDS: Final = 3600.0
 """The shortest interval between two removals of files that are kept for an hour or longer."""
 STEP_BYTES_DEFAULT: Final = 512 * 2**20
 STEPS_KEPT_MAX: Final = 100
