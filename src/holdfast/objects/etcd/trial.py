@@ -24,8 +24,8 @@ import msgspec
 from holdfast.errors import Code, InvalidRequest, Unavailable
 from holdfast.files.durable_directory import make_durable_directory
 
-MEMBERS: Final = ("m1", "m2", "m3")
-SERVICES: Final = ("s1", "s2")
+MEMBERS: Final[tuple[str, ...]] = ("m1", "m2", "m3")
+SERVICES: Final[tuple[str, ...]] = ("s1", "s2")
 PORTS: Final = "ports.json"
 AGAIN_SECONDS: Final = 3.0
 START_SECONDS_MAX: Final = 60.0
