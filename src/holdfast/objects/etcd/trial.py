@@ -145,7 +145,7 @@ class Trial:
                 path=str(self.directory),
             )  # fmt: skip
         free = iter(_free_ports(2 * len(MEMBERS) + len(SERVICES)))
-        ports = Ports(*(dict(zip(names, free, strict=False)) for names in (MEMBERS, MEMBERS, SERVICES)))
+        ports = Ports(*({name: next(free) for name in names} for names in (MEMBERS, MEMBERS, SERVICES)))
         file.write_bytes(msgspec.json.encode(ports))
         return ports
 
