@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.integration.test_commit_service import Gate, answer_of, law, lead, put
 
+from holdfast.commit.format.batch import PREFIX
 from holdfast.commit.leadership import takeover_machine
 from holdfast.commit.leadership.evidence import LeaderAnswer
 from holdfast.commit.service import CommitService, ServiceOptions
@@ -54,7 +55,7 @@ def test_who_has_claimed_and_does_not_lead_yet_is_left_to_lead(url: str) -> None
         listing, claimed, told = store.list, asyncio.Event(), asyncio.Event()
 
         async def of_the_first(prefix: str, *, after: str = "", limit: int = 1000) -> list[Listed]:
-            if limit == 1:  # its claim stands, and it looks whether anybody is past it
+            if limit == 1 and prefix == PREFIX:  # its claim stands, and it looks whether anybody is past it
                 claimed.set()
                 await told.wait()
             return await listing(prefix, after=after, limit=limit)

@@ -81,7 +81,7 @@ def scope_of_the_head() -> Callable[[Call], Any]:
 
 
 def look_ends_all(watch: RightsWatch) -> None:
-    look_for_new = watch._generation == watch._authenticator.generation
+    look_for_new = watch._known[:1] == [watch._authenticator.generation]
     LOOK(watch)
     for act in [] if look_for_new else list(watch._acts):
         watch._end(act, PermissionDenied("mutant"))

@@ -23,6 +23,7 @@ from tests.integration.virtual_time import run_virtually
 from tests.integration.whole_application import Application, application
 from tests.matrix import matrix
 
+from holdfast.commit.leadership.suspensions import Suspending
 from holdfast.server.http import rights_table
 from holdfast.server.http.auth import Authenticator, Grant, HeldRight, RightsWatch, Role
 from holdfast.server.http.key_scope import EVERYTHING, KeyScope, tag_of
@@ -145,6 +146,16 @@ VARIANTS: Mapping[str, tuple[tuple[str, str, object], ...]] = {
 STEP_DOWN = "POST /v1/admin/step-down"
 LAST = ("POST /v1/cluster/suspend", "DELETE /v1/stores/{store}", STEP_DOWN)
 """Where they are allowed, later requests would find another service."""
+
+
+@pytest.fixture(autouse=True)
+def nobody_suspends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may suspend the log of these stores is what is asked here: whoever does it would end all that follows."""
+
+    async def suspend(*_: object) -> None:
+        return
+
+    monkeypatch.setattr(Suspending, "suspend", suspend)
 
 
 def lines_of(name: str) -> Iterator[tuple[str, str, object]]:
