@@ -150,7 +150,7 @@ LAST = ("POST /v1/cluster/suspend", "DELETE /v1/stores/{store}", STEP_DOWN)
 
 @pytest.fixture(autouse=True)
 def nobody_suspends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who may suspend the log of these stores is what is asked here: whoever does it would end all that follows."""
+    """Who may suspend the log of these stores is the question here. The act itself would end all that follows."""
 
     async def suspend(*_: object) -> None:
         return

@@ -382,7 +382,7 @@ def _without_signs(world: _Etiquette, leader: Node, near: Node, far: Node) -> No
 
 
 def _suspended(world: _Etiquette, leader: Node, near: Node, far: Node) -> None:
-    """Nobody leads a suspended log, whoever is killed or started then; it is led soon when it goes on."""
+    """Nobody leads a suspended log, also after kills and starts; it is led soon when it goes on."""
     world.maybe_busy(leader)
     world.stand_by(near)
     world.change(is_suspended=True)
